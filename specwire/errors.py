@@ -1,0 +1,37 @@
+"""Errors that a caller can act on: each message names the value, the limit and the remedy."""
+
+
+class SpecwireError(Exception):
+    """Base of every error that Specwire raises on purpose."""
+
+
+class InvalidArgumentError(SpecwireError, ValueError):
+    """A value that the caller sent is wrong (gRPC INVALID_ARGUMENT)."""
+
+
+class FailedPreconditionError(SpecwireError):
+    """The request is well-formed, but the service cannot take it in its present state (FAILED_PRECONDITION)."""
+
+
+class ResourceExhaustedError(SpecwireError):
+    """A queue, a message size or a memory bound is reached (RESOURCE_EXHAUSTED)."""
+
+
+class UnavailableError(SpecwireError):
+    """A service that is needed is not there now; trying again later can help (UNAVAILABLE)."""
+
+
+class UnsupportedError(SpecwireError):
+    """A feature that this build refuses by name (UNIMPLEMENTED)."""
+
+
+class DeadlineExceededError(SpecwireError, TimeoutError):
+    """The caller's deadline passed (DEADLINE_EXCEEDED)."""
+
+
+class CancelledError(SpecwireError):
+    """The caller or the server cancelled the request (CANCELLED)."""
+
+
+class InternalError(SpecwireError):
+    """Something that only a fault in Specwire or in the model's numbers explains (INTERNAL)."""

@@ -1,0 +1,158 @@
+"""What a caller may ask of sampling, validated in one place (DESIGN.md section 3)."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specwire.errors import InvalidArgumentError
+
+GREEDY_EPSILON = 1e-5
+"""Temperatures below this are greedy (temperature 0)."""
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Args:
+        n: number of independent choices for the prompt.
+        max_tokens: most tokens to generate per choice; None = up to the model's context.
+        min_tokens: EOS and stop ids are masked, and stop rules ignored, before this many tokens.
+        temperature: 0 (or < 1e-5) is greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: number of most likely tokens kept; 0 or -1 = all.
+        min_p: tokens below min_p x the largest probability are dropped, in [0, 1].
+        seed: 64-bit key of the noise; None = a random key fixed at admission.
+        presence_penalty, frequency_penalty: in [-2, 2], over generated tokens.
+        repetition_penalty: > 0, over prompt and generated tokens; 1 = off.
+        stop: strings that end the text (cut off from it unless include_stop_str_in_output).
+        stop_token_ids: ids that end the sequence.
+        ignore_eos: EOS does not end the sequence.
+        logit_bias: token id -> value added to its logit, in [-100, 100].
+        allowed_token_ids: only these ids may be sampled; None = all.
+        bad_words_token_ids: token-id sequences that must not be completed.
+        logprobs: None = none; k >= 0 = the emitted token's log-probability and the k best, k <= 20.
+        max_draft_tokens: most drafts verified per step for this request; 0 = no speculation, None = the server's K.
+        priority: lower runs first.
+
+    Raises:
+        InvalidArgumentError: naming the parameter, its value and the accepted range.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    max_draft_tokens: int | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, 128)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidArgumentError(f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower min_tokens or raise max_tokens")
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidArgumentError("top_p is 0, but must be in (0, 1]; for greedy sampling set temperature=0")
+        _check_int("top_k", self.top_k, -1, 2**31 - 1)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        if isinstance(self.stop, str):
+            raise InvalidArgumentError(f"stop is the string {self.stop!r}, but must be a list of strings; wrap it in a list")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidArgumentError(f"stop has {len(self.stop)} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer")
+        for text in self.stop:
+            _check_stop_string(text)
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias key", token_id, 0, 2**31 - 1)
+            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidArgumentError("allowed_token_ids is empty, so that nothing could be sampled; leave it out to allow every token")
+            for token_id in self.allowed_token_ids:
+                _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
+        for word in self.bad_words_token_ids:
+            if not word:
+                raise InvalidArgumentError("bad_words_token_ids holds an empty word; give each bad word at least one token id")
+            for token_id in word:
+                _check_int("bad_words_token_ids", token_id, 0, 2**31 - 1)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.max_draft_tokens is not None:
+            _check_int("max_draft_tokens", self.max_draft_tokens, 0, 2**31 - 1)
+        _check_int("priority", self.priority, -(2**31), 2**31 - 1)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def replace(self, **changes: object) -> "SamplingParams":
+        """A copy with some parameters changed, validated again."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise InvalidArgumentError if a token id named here is not in [0, vocab_size)."""
+        named = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words_token_ids": tuple(i for word in self.bad_words_token_ids for i in word),
+        }
+        for name, token_ids in named.items():
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise InvalidArgumentError(f"{name} names token id {token_id}, but the model's ids end at {vocab_size - 1}; use ids of the served tokenizer")
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}")
+    if not low <= value <= high:
+        raise InvalidArgumentError(f"{name} is {value}, but must be from {low} to {high}; choose a value in that range")
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be a finite number from {low:g} to {high:g}")
+    if not low <= value <= high:
+        raise InvalidArgumentError(f"{name} is {value:g}, but must be from {low:g} to {high:g}; choose a value in that range")
+
+
+def _check_stop_string(text: object) -> None:
+    if not isinstance(text, str) or not text:
+        raise InvalidArgumentError(f"stop holds {text!r}, but every stop string must be a non-empty string; remove it")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"stop holds {text!r}, which is not valid UTF-8 at character {error.start}; send valid text") from error
