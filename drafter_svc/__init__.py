@@ -1,0 +1,1 @@
+"""The drafter service: guesses the next tokens of every sequence."""
