@@ -5,6 +5,7 @@ import tempfile
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, setup
 from setuptools.command.build_py import build_py
@@ -57,8 +58,8 @@ class BuildProto(Command):
     """`python setup.py build_proto`: generates the code if it is missing or older than the schema."""
 
     description = "generate specwire/v1 from proto/specwire/v1"
-    user_options = [("force", "f", "generate even if nothing changed")]
-    boolean_options = ["force"]
+    user_options: ClassVar = [("force", "f", "generate even if nothing changed")]
+    boolean_options: ClassVar = ["force"]
 
     def initialize_options(self) -> None:
         self.force = False
