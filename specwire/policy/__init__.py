@@ -1,1 +1,1 @@
-"""How many drafts a step verifies: schedule, budget, costs and calibration, in numpy."""
+"""How many drafts: policies that the coordinator and the command line share. No torch here."""

@@ -1,0 +1,70 @@
+"""Dynamic K: how many drafts a step may verify, by its batch size (DESIGN.md section 4)."""
+
+from collections.abc import Sequence
+
+from specwire.errors import InvalidArgumentError
+
+Schedule = Sequence[Sequence[int]]
+_NAME = "num_speculative_tokens_per_batch_size"
+
+
+def validate_schedule(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """The entries (start, end, K) sorted by start.
+
+    Raises:
+        InvalidArgumentError: not a non-empty list of integer triples, start < 1, start > end, K < 0, ranges that overlap, or a first
+            range that does not start at 1.
+    """
+    if not isinstance(schedule, (list, tuple)) or not schedule:
+        raise InvalidArgumentError(f"{_NAME} is {schedule!r}, but must be a non-empty list of [start, end, K], for example [[1, 16, 5], [17, 64, 2]]")
+    entries = []
+    for entry in schedule:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3:
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, but every entry must be 3 integers [start, end, K]")
+        if any(isinstance(value, bool) or not isinstance(value, int) for value in entry):
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, but start, end and K must be integers")
+        start, end, num_tokens = entry
+        if start < 1:
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose start is {start}; batch sizes start at 1")
+        if start > end:
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose start {start} is past its end {end}; swap or correct them")
+        if num_tokens < 0:
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose K is {num_tokens}; K must be 0 or more")
+        entries.append((start, end, num_tokens))
+    entries.sort()
+    if entries[0][0] != 1:
+        raise InvalidArgumentError(
+            f"{_NAME} starts at batch size {entries[0][0]}, but the first range must start at 1; add a range for smaller batches"
+        )
+    for (start, end, _), (next_start, next_end, _) in zip(entries, entries[1:], strict=False):
+        if next_start <= end:
+            raise InvalidArgumentError(f"{_NAME} has the ranges {start}-{end} and {next_start}-{next_end}, which overlap; make them disjoint")
+    return entries
+
+
+def dense_schedule(schedule: Schedule | None, num_speculative_tokens: int, max_num_seqs: int) -> list[int]:
+    """K by batch size: a list of max_num_seqs + 1 numbers; index 0 is 0 and never used.
+
+    K is clipped to num_speculative_tokens; a gap takes the K of the range before it; the last K extends to max_num_seqs. Without a
+    schedule every batch size has num_speculative_tokens.
+    """
+    if schedule is None:
+        return [0] + [num_speculative_tokens] * max_num_seqs
+    table = [0] * (max_num_seqs + 1)
+    for start, _, num_tokens in validate_schedule(schedule):
+        for batch_size in range(start, max_num_seqs + 1):
+            table[batch_size] = min(num_tokens, num_speculative_tokens)
+    return table
+
+
+def describe_clipping(schedule: Schedule | None, num_speculative_tokens: int, max_num_seqs: int) -> list[str]:
+    """One sentence for each entry that does not take effect as written."""
+    reasons = []
+    for start, end, num_tokens in validate_schedule(schedule) if schedule is not None else []:
+        if num_tokens > num_speculative_tokens:
+            reasons.append(f"[{start}, {end}, {num_tokens}]: K clipped to num_speculative_tokens = {num_speculative_tokens}")
+        if start > max_num_seqs:
+            reasons.append(f"[{start}, {end}, {num_tokens}]: unused, since max_num_seqs is {max_num_seqs}")
+        elif end > max_num_seqs:
+            reasons.append(f"[{start}, {end}, {num_tokens}]: end cut to max_num_seqs = {max_num_seqs}")
+    return reasons

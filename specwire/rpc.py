@@ -1,0 +1,197 @@
+"""gRPC set-up that every service and client shares: channels, servers, health, reflection, and errors as statuses."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from specwire import errors
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
+_KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000), ("grpc.http2.max_pings_without_data", 0))
+_CODES = {
+    errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.CancelledError: grpc.StatusCode.CANCELLED,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+_ERRORS = {code: error for error, code in _CODES.items()}
+_ERRORS_BY_NUMBER = {code.value[0]: error for code, error in _ERRORS.items()}
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Options of a channel whose messages may have max_message_bytes either way; reconnects wait at most a second."""
+    return [
+        *_message_limits(max_message_bytes),
+        *_KEEPALIVE,
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # Channels of one process to one address must not share a connection: each stream keeps its own flow control.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def open_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """An insecure asyncio channel to `host:port` or `unix:path`."""
+    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+
+
+def status_code(error: BaseException) -> grpc.StatusCode:
+    """The status that a Specwire error becomes; anything else is INTERNAL."""
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> errors.SpecwireError:
+    """The Specwire error that a status stands for, with the server's message."""
+    kind = _ERRORS.get(error.code(), errors.InternalError)  # type: ignore[union-attr]
+    return kind(error.details() or error.code().name)  # type: ignore[union-attr]
+
+
+def error_from_code(code: int, message: str) -> errors.SpecwireError:
+    """The Specwire error of a google.rpc.Code number."""
+    return _ERRORS_BY_NUMBER.get(code, errors.InternalError)(message)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """The one place where exceptions become statuses. Unexpected ones are logged whole and answered INTERNAL."""
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]], handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith("/grpc."):
+            return handler
+        if handler.response_streaming:
+            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+            behaviour = _guard_stream(handler.stream_stream or handler.unary_stream, handler_call_details.method)
+        else:
+            make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+            behaviour = _guard_unary(handler.stream_unary or handler.unary_unary, handler_call_details.method)
+        return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+
+
+class Server:
+    """A gRPC server with health and reflection; `ready` decides what the health service answers.
+
+    Args:
+        addresses: where to listen, `host:port` (port 0 = any free one) or `unix:path`.
+        service_names: full names of the registered services.
+        register: adds the servicers to the server.
+        max_message_bytes: bound of one message either way.
+
+    Raises:
+        UnavailableError: from `start`, when an address can't be bound; it names the address.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        service_names: Sequence[str],
+        register: Callable[[grpc.aio.Server], None],
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor()],
+            options=[
+                *_message_limits(max_message_bytes),
+                *_KEEPALIVE,
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        self._addresses = tuple(addresses)
+        self._service_names = tuple(service_names)
+        self._health = health.aio.HealthServicer()
+        register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        self.bound_addresses: tuple[str, ...] = ()
+
+    async def start(self) -> None:
+        """Bind and serve, NOT_SERVING until `set_serving(True)`."""
+        bound = []
+        for address in self._addresses:
+            try:
+                port = self._server.add_insecure_port(address)
+            except RuntimeError as error:
+                raise errors.UnavailableError(
+                    f"cannot listen on {address} ({error}); is the port in use? stop its owner or choose another address"
+                ) from error
+            bound.append(address if address.startswith("unix:") else f"{address.rsplit(':', 1)[0]}:{port}")
+        self.bound_addresses = tuple(bound)
+        await self.set_serving(False)
+        await self._server.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._service_names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING first, then streams get grace_s to finish."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def is_serving(channel: grpc.aio.Channel, timeout_s: float = 1.0) -> bool:
+    """Whether the peer's overall health is SERVING; False when it can't be reached."""
+    try:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+    except grpc.aio.AioRpcError:
+        return False
+    return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def wait_for_stop_signal() -> None:
+    """Returns at the first SIGTERM or SIGINT."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", max_message_bytes)]
+
+
+def _guard_unary(behaviour: Callable, method: str) -> Callable:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return guarded
+
+
+def _guard_stream(behaviour: Callable, method: str) -> Callable:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(request, context):
+                yield response
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return guarded
+
+
+async def _abort(error: Exception, context: grpc.aio.ServicerContext, method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, errors.SpecwireError):
+        await context.abort(status_code(error), str(error))
+    logger.error("unexpected error in %s", method, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; the service's log has the details")

@@ -1,0 +1,179 @@
+"""Speculation as one validated object: which drafter, how many drafts, how they are accepted (DESIGN.md sections 3 and 4)."""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.policy.schedule import validate_schedule
+
+METHODS = ("ngram", "draft_model")
+_LATER_METHODS = (
+    "suffix",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "dflash",
+    "dspark",
+    "medusa",
+    "mlp_speculator",
+    "ngram_gpu",
+    "custom_class",
+    "extract_hidden_states",
+)
+_LATER_REJECTION = ("probabilistic", "block")
+_REJECTION_ALIASES = {"standard": "strict"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """The speculative configuration that all services share.
+
+    Args:
+        method: ngram (prompt lookup) or draft_model; none = no drafting.
+        model: the draft model, for draft_model.
+        num_speculative_tokens: K, the ceiling of every later decision.
+        num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
+        prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that ngram looks up.
+        rejection_sample_method: strict (alias standard) or synthetic.
+        synthetic_acceptance_rates: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
+        synthetic_acceptance_length: mean tokens a step, in [1, K + 1]; instead of rates.
+        draft_sample_method: probabilistic (drafts sampled with the request's noise and temperature) or greedy.
+        max_model_len: longest sequence that the drafter takes; None = the smaller of draft's and target's.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: naming the key, its value, the limit and the remedy.
+    """
+
+    method: str | None = "ngram"
+    model: str | None = None
+    num_speculative_tokens: int = 5
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    rejection_sample_method: str = "strict"
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    synthetic_acceptance_length: float | None = None
+    draft_sample_method: str = "probabilistic"
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_method()
+        _check_int("num_speculative_tokens", self.num_speculative_tokens, 1, 128)
+        _check_int("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 20)
+        _check_int("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 20)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise InvalidArgumentError(
+                f"prompt_lookup_min is {self.prompt_lookup_min}, but prompt_lookup_max is {self.prompt_lookup_max}; lower the first or raise the second"
+            )
+        if self.num_speculative_tokens_per_batch_size is not None:
+            validate_schedule(self.num_speculative_tokens_per_batch_size)
+        if self.draft_sample_method not in ("probabilistic", "greedy"):
+            raise InvalidArgumentError(f"draft_sample_method is {self.draft_sample_method!r}, but must be probabilistic or greedy")
+        if self.max_model_len is not None:
+            _check_int("max_model_len", self.max_model_len, 1, 1 << 30)
+        self._check_acceptance()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
+        """Builds from a mapping whose keys may use dashes; unknown keys are refused with the nearest valid name."""
+        if not isinstance(values, Mapping):
+            raise InvalidArgumentError(f"speculative_config is {values!r}, but must be a mapping such as {{'method': 'ngram'}}")
+        known = {field.name for field in dataclasses.fields(cls)}
+        normal = {str(key).replace("-", "_"): value for key, value in values.items()}
+        for key in normal:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(sorted(known))}"
+                raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
+        normal = {key: value for key, value in normal.items() if value is not None or key == "method"}
+        for key in ("num_speculative_tokens_per_batch_size", "synthetic_acceptance_rates"):
+            if isinstance(normal.get(key), list):
+                normal[key] = tuple(tuple(item) if isinstance(item, list) else item for item in normal[key])
+        if "rejection_sample_method" in normal:
+            normal["rejection_sample_method"] = _REJECTION_ALIASES.get(normal["rejection_sample_method"], normal["rejection_sample_method"])
+        if normal.get("model") and "method" not in normal:
+            normal["method"] = "ngram" if normal["model"] in ("ngram", "[ngram]") else "draft_model"
+        lookup = {key for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal}
+        if len(lookup) == 1:
+            given = normal[lookup.pop()]
+            normal |= {"prompt_lookup_min": given, "prompt_lookup_max": given}
+        return cls(**normal)
+
+    @classmethod
+    def from_json(cls, text: str) -> "SpeculativeConfig":
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InvalidArgumentError(f'speculative_config is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
+        return cls.from_dict(values)
+
+    def to_json(self) -> str:
+        return json.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    def acceptance_rates(self) -> tuple[float, ...]:
+        """Unconditional synthetic rates p_1..p_K: as given, or of least variance for the given length L = 1 + sum of p_i."""
+        if self.synthetic_acceptance_rates is not None:
+            return self.synthetic_acceptance_rates
+        if self.synthetic_acceptance_length is None:
+            return ()
+        mean = self.synthetic_acceptance_length - 1.0
+        return tuple(min(1.0, max(0.0, mean - i)) for i in range(self.num_speculative_tokens))
+
+    def _check_method(self) -> None:
+        if self.method in _LATER_METHODS:
+            raise UnsupportedError(f"method {self.method!r} is not built; use one of {', '.join(METHODS)}")
+        if self.method is not None and self.method not in METHODS:
+            raise InvalidArgumentError(f"method is {self.method!r}, but must be one of {', '.join(METHODS)}, or null for no drafting")
+        if self.method == "draft_model" and not self.model:
+            raise InvalidArgumentError("method is draft_model, but model is not set; name the draft model's folder, GGUF file or hub id")
+        if self.method == "ngram" and self.model not in (None, "ngram", "[ngram]"):
+            raise InvalidArgumentError(f"method is ngram, but model is {self.model!r}; ngram has no model: remove it, or use method draft_model")
+
+    def _check_acceptance(self) -> None:
+        if self.rejection_sample_method in _LATER_REJECTION:
+            raise UnsupportedError(f"rejection_sample_method {self.rejection_sample_method!r} is not built; use strict or synthetic")
+        if self.rejection_sample_method not in ("strict", "synthetic"):
+            raise InvalidArgumentError(
+                f"rejection_sample_method is {self.rejection_sample_method!r}, but must be strict (alias standard) or synthetic"
+            )
+        rates, length, num_tokens = self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
+        if self.rejection_sample_method == "strict":
+            if rates is not None or length is not None:
+                raise InvalidArgumentError(
+                    "synthetic_acceptance_rates and synthetic_acceptance_length need rejection_sample_method synthetic; set it, or remove them"
+                )
+            return
+        if (rates is None) == (length is None):
+            raise InvalidArgumentError(
+                "rejection_sample_method synthetic needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length"
+            )
+        if rates is not None:
+            check_rates(rates, num_tokens)
+        elif not isinstance(length, (int, float)) or not 1 <= length <= num_tokens + 1:
+            raise InvalidArgumentError(
+                f"synthetic_acceptance_length is {length!r}, but must be from 1 to num_speculative_tokens + 1 = {num_tokens + 1}"
+            )
+
+
+def check_rates(rates: tuple[float, ...], num_tokens: int) -> None:
+    """Raise InvalidArgumentError unless there are num_tokens rates in [0, 1] that do not increase."""
+    if len(rates) != num_tokens:
+        raise InvalidArgumentError(
+            f"synthetic_acceptance_rates has {len(rates)} entries, but num_speculative_tokens is {num_tokens}; give one a position"
+        )
+    for index, rate in enumerate(rates):
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+            raise InvalidArgumentError(f"synthetic_acceptance_rates[{index}] is {rate!r}, but must be in [0, 1]")
+        if index and rate > rates[index - 1]:
+            raise InvalidArgumentError(
+                f"synthetic_acceptance_rates rise from {rates[index - 1]} to {rate} at position {index}, but P(first i all accepted) never rises"
+            )
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}")

@@ -1,0 +1,75 @@
+"""Hot arrays: little-endian bytes on the wire, lists in Python."""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from specwire.errors import InvalidArgumentError
+
+if sys.byteorder != "little":
+    raise ImportError("specwire packs arrays as the machine holds them, and the wire is little-endian: big-endian machines are not supported")
+
+Run = TypeVar("Run", list, bytes)
+
+
+def pack_int32(values: Iterable[int]) -> bytes:
+    return _pack("i", values, "32-bit integer")
+
+
+def pack_int64(values: Iterable[int]) -> bytes:
+    return _pack("q", values, "64-bit integer")
+
+
+def pack_float32(values: Iterable[float]) -> bytes:
+    return _pack("f", values, "number")
+
+
+def unpack_int32(data: bytes, name: str) -> list[int]:
+    return _unpack("i", data, name)
+
+
+def unpack_int64(data: bytes, name: str) -> list[int]:
+    return _unpack("q", data, name)
+
+
+def unpack_float32(data: bytes, name: str) -> list[float]:
+    return _unpack("f", data, name)
+
+
+def unpack_columns(names: Sequence[str], columns: Sequence[list]) -> list[tuple]:
+    """Rows of equally long columns; InvalidArgumentError names the first column whose length differs from the first one's."""
+    for name, column in zip(names, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise InvalidArgumentError(f"{name} has {len(column)} values, but {names[0]} has {len(columns[0])}; every column needs one value a row")
+    return list(zip(*columns, strict=True))
+
+
+def split(values: Run, counts: list[int], name: str) -> list[Run]:
+    """Cuts a flat list into runs of the given lengths, which must be non-negative and add up to the whole."""
+    runs, start = [], 0
+    for count in counts:
+        if count < 0:
+            raise InvalidArgumentError(f"{name} is split by a count of {count}; counts must be 0 or more")
+        runs.append(values[start : start + count])
+        start += count
+    if start != len(values):
+        raise InvalidArgumentError(f"{name} holds {len(values)} values, but its counts add up to {start}; send as many values as the counts say")
+    return runs
+
+
+def _pack(typecode: str, values: Iterable, kind: str) -> bytes:
+    try:
+        return array(typecode, values).tobytes()
+    except (OverflowError, TypeError) as error:
+        raise InvalidArgumentError(f"a value is no {kind} ({error}); send only values of that type and range") from error
+
+
+def _unpack(typecode: str, data: bytes, name: str) -> list:
+    values = array(typecode)
+    if len(data) % values.itemsize:
+        raise InvalidArgumentError(
+            f"{name} has {len(data)} bytes, which is no multiple of {values.itemsize}; send little-endian {values.itemsize}-byte values"
+        )
+    values.frombytes(data)
+    return values.tolist()

@@ -1,0 +1,280 @@
+"""What several services' messages share."""
+
+import gzip
+import zlib
+
+from specwire.errors import InvalidArgumentError
+from specwire.messages import (
+    ConditionalOutcome,
+    DraftCost,
+    FeatureHandle,
+    FeatureSet,
+    Hello,
+    Proposals,
+    RoundTiming,
+    RowStatus,
+    ServiceDescription,
+    SlotRef,
+    TokenizerSpec,
+    VerifyCost,
+    Welcome,
+)
+from specwire.sampling_params import SamplingParams
+from specwire.v1 import types_pb2 as pb
+from specwire.wire.arrays import pack_float32, pack_int32, split, unpack_columns, unpack_float32, unpack_int32
+
+_MAX_TOKENIZER_BYTES = 256 << 20
+_SCALARS = (
+    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logprobs", "max_draft_tokens", "priority",
+)  # fmt: skip
+"""Sampling parameters that travel as optional scalars under their own name."""
+
+
+_STATUSES = {status.value: status for status in RowStatus}
+
+
+def unpack_statuses(data: bytes) -> list[RowStatus]:
+    """One RowStatus a byte; InvalidArgumentError for a number that this build does not know."""
+    try:
+        return [_STATUSES[value] for value in data]
+    except KeyError as error:
+        raise InvalidArgumentError(
+            f"statuses hold {error.args[0]}, but known row statuses are 1 to {max(_STATUSES)}; run the same version everywhere"
+        ) from None
+
+
+def pack_sampling(params: SamplingParams) -> pb.SamplingParams:
+    """Every scalar that is not None is set, so that an explicit 0 arrives as 0."""
+    message = pb.SamplingParams(
+        stops=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=pack_int32(params.stop_token_ids),
+    )
+    for name in _SCALARS:
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    if params.logit_bias:
+        message.logit_bias_token_ids = pack_int32(params.logit_bias.keys())
+        message.logit_bias_values = pack_float32(params.logit_bias.values())
+    if params.allowed_token_ids is not None:
+        message.allowed_token_ids.token_ids = pack_int32(params.allowed_token_ids)
+    for word in params.bad_words_token_ids:
+        message.bad_words.add(token_ids=pack_int32(word))
+    return message
+
+
+def unpack_sampling(message: pb.SamplingParams) -> SamplingParams:
+    """Absent scalars take SamplingParams' defaults, except max_tokens: absent is None, the rest of the context."""
+    values: dict = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    values.setdefault("max_tokens", None)
+    bias_ids = unpack_int32(message.logit_bias_token_ids, "logit_bias_token_ids")
+    bias_values = unpack_float32(message.logit_bias_values, "logit_bias_values")
+    if len(bias_ids) != len(bias_values):
+        raise InvalidArgumentError(
+            f"logit_bias_token_ids has {len(bias_ids)} values, but logit_bias_values has {len(bias_values)}; send one bias for each id"
+        )
+    return SamplingParams(
+        **values,
+        stop=tuple(message.stops),
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        stop_token_ids=tuple(unpack_int32(message.stop_token_ids, "stop_token_ids")),
+        ignore_eos=message.ignore_eos,
+        logit_bias=dict(zip(bias_ids, bias_values, strict=True)),
+        allowed_token_ids=tuple(unpack_int32(message.allowed_token_ids.token_ids, "allowed_token_ids"))
+        if message.HasField("allowed_token_ids")
+        else None,
+        bad_words_token_ids=tuple(tuple(unpack_int32(word.token_ids, "bad_words")) for word in message.bad_words),
+    )
+
+
+def pack_hello(hello: Hello) -> pb.StreamHello:
+    return pb.StreamHello(coordinator_id=hello.coordinator_id, incarnation=hello.incarnation, max_outstanding_rounds=hello.max_outstanding_rounds)
+
+
+def unpack_hello(message: pb.StreamHello) -> Hello:
+    return Hello(message.coordinator_id, message.incarnation, message.max_outstanding_rounds)
+
+
+def pack_welcome(welcome: Welcome) -> pb.StreamWelcome:
+    return pb.StreamWelcome(instance_id=welcome.instance_id, max_outstanding_rounds=welcome.max_outstanding_rounds, free_blocks=welcome.free_blocks)
+
+
+def unpack_welcome(message: pb.StreamWelcome) -> Welcome:
+    return Welcome(message.instance_id, message.max_outstanding_rounds, message.free_blocks)
+
+
+def pack_timing(timing: RoundTiming) -> pb.RoundTiming:
+    return pb.RoundTiming(received_ns=timing.received_ns, started_ns=timing.started_ns, finished_ns=timing.finished_ns, sent_ns=timing.sent_ns)
+
+
+def unpack_timing(message: pb.RoundTiming) -> RoundTiming:
+    return RoundTiming(message.received_ns, message.started_ns, message.finished_ns, message.sent_ns)
+
+
+def pack_close(close: SlotRef) -> pb.SlotClose:
+    return pb.SlotClose(slot=close.slot, epoch=close.epoch)
+
+
+def unpack_close(message: pb.SlotClose) -> SlotRef:
+    return SlotRef(message.slot, message.epoch)
+
+
+def pack_feature(feature: FeatureHandle) -> pb.FeatureHandle:
+    return pb.FeatureHandle(
+        session=feature.session,
+        slot=feature.slot,
+        epoch=feature.epoch,
+        feature_set_hash=feature.feature_set_hash,
+        source=feature.source,
+        new_block_ids=pack_int32(feature.new_block_ids),
+        first_position=feature.first_position,
+        num_positions=feature.num_positions,
+    )
+
+
+def unpack_feature(message: pb.FeatureHandle) -> FeatureHandle:
+    return FeatureHandle(
+        message.session,
+        message.slot,
+        message.epoch,
+        message.feature_set_hash,
+        message.source,
+        unpack_int32(message.new_block_ids, "features.new_block_ids"),
+        message.first_position,
+        message.num_positions,
+    )
+
+
+def pack_proposals(proposals: Proposals) -> pb.Proposals:
+    return pb.Proposals(num_candidates=proposals.num_candidates, token_ids=pack_int32(proposals.token_ids), probs=pack_float32(proposals.probs))
+
+
+def unpack_proposals(message: pb.Proposals, num_draft_tokens: int) -> Proposals:
+    token_ids, probs = unpack_int32(message.token_ids, "proposals.token_ids"), unpack_float32(message.probs, "proposals.probs")
+    expected = num_draft_tokens * message.num_candidates
+    if len(token_ids) != expected or len(probs) != expected:
+        raise InvalidArgumentError(
+            f"proposals hold {len(token_ids)} ids and {len(probs)} probabilities, but {num_draft_tokens} drafts x {message.num_candidates} candidates"
+            f" need {expected} of each"
+        )
+    return Proposals(message.num_candidates, token_ids, probs)
+
+
+def pack_conditional(rows: list[list[ConditionalOutcome]]) -> pb.ConditionalDrafts:
+    outcomes = [outcome for row in rows for outcome in row]
+    return pb.ConditionalDrafts(
+        num_outcomes=pack_int32(map(len, rows)),
+        num_accepted=pack_int32(o.num_accepted for o in outcomes),
+        next_tokens=pack_int32(o.next_token for o in outcomes),
+        num_drafts=pack_int32(len(o.draft_tokens) for o in outcomes),
+        draft_tokens=pack_int32(token for o in outcomes for token in o.draft_tokens),
+        confidences=pack_float32(score for o in outcomes for score in o.confidences),
+    )
+
+
+def unpack_conditional(message: pb.ConditionalDrafts) -> list[list[ConditionalOutcome]]:
+    num_drafts = unpack_int32(message.num_drafts, "conditional.num_drafts")
+    columns = [
+        unpack_int32(message.num_accepted, "conditional.num_accepted"),
+        unpack_int32(message.next_tokens, "conditional.next_tokens"),
+        num_drafts,
+    ]
+    heads = unpack_columns(("conditional.num_accepted", "conditional.next_tokens", "conditional.num_drafts"), columns)
+    drafts = split(unpack_int32(message.draft_tokens, "conditional.draft_tokens"), num_drafts, "conditional.draft_tokens")
+    scores = split(unpack_float32(message.confidences, "conditional.confidences"), num_drafts, "conditional.confidences")
+    outcomes = [ConditionalOutcome(head[0], head[1], draft, score) for head, draft, score in zip(heads, drafts, scores, strict=True)]
+    return split(outcomes, unpack_int32(message.num_outcomes, "conditional.num_outcomes"), "conditional outcomes")
+
+
+def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
+    cost = d.verify_cost
+    return pb.ServiceDescription(
+        **{name: getattr(d, name) for name in _DESCRIPTION_FIELDS},
+        feature_sets=[pb.FeatureSet(name=f.name, hash=f.hash, layer_ids=f.layer_ids, width=f.width, dtype=f.dtype) for f in d.feature_sets],
+        verify_cost=pb.VerifyCostTable(
+            num_tokens=pack_int32(cost.num_tokens),
+            step_ms=pack_float32(cost.step_ms),
+            ms_per_kv_token=cost.ms_per_kv_token,
+            ms_per_row=cost.ms_per_row,
+            max_graph_tokens=cost.max_graph_tokens,
+        ),
+        draft_cost=pb.DraftCostTable(
+            num_draft_tokens=pack_int32(c.num_draft_tokens for c in d.draft_cost),
+            num_sequences=pack_int32(c.num_sequences for c in d.draft_cost),
+            draft_ms=pack_float32(c.draft_ms for c in d.draft_cost),
+        ),
+        eos_token_ids=pack_int32(d.eos_token_ids),
+    )
+
+
+def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
+    verify, draft = message.verify_cost, message.draft_cost
+    draft_keys = unpack_columns(
+        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences"),
+        [unpack_int32(draft.num_draft_tokens, "draft_cost.num_draft_tokens"), unpack_int32(draft.num_sequences, "draft_cost.num_sequences")],
+    )
+    return ServiceDescription(
+        **{name: tuple(value) if name == "graph_sizes" else value for name in _DESCRIPTION_FIELDS for value in [getattr(message, name)]},
+        feature_sets=tuple(FeatureSet(f.name, f.hash, tuple(f.layer_ids), f.width, f.dtype) for f in message.feature_sets),
+        verify_cost=VerifyCost(
+            tuple(unpack_int32(verify.num_tokens, "verify_cost.num_tokens")),
+            tuple(unpack_float32(verify.step_ms, "verify_cost.step_ms")),
+            verify.ms_per_kv_token,
+            verify.ms_per_row,
+            verify.max_graph_tokens,
+        ),
+        draft_cost=tuple(
+            DraftCost(key[0], key[1], draft_ms)
+            for key, draft_ms in zip(draft_keys, unpack_float32(draft.draft_ms, "draft_cost.draft_ms"), strict=True)
+        ),
+        eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "eos_token_ids")),
+    )
+
+
+_DESCRIPTION_FIELDS = (
+    "model_id", "weights_hash", "vocab_size", "tokenizer_fingerprint", "dtype", "numerics_version", "device", "max_model_len", "block_size",
+    "num_blocks", "max_num_draft_tokens", "max_num_seqs", "graph_sizes", "build", "instance_id", "method", "max_num_batched_tokens",
+    "max_message_bytes", "use_heterogeneous_vocab", "rejection_sample_method",
+)  # fmt: skip
+"""Fields of a description that are alike on both sides."""
+
+
+def pack_tokenizer(spec: TokenizerSpec) -> pb.TokenizerSpec:
+    return pb.TokenizerSpec(
+        tokenizer_json_gz=gzip.compress(spec.tokenizer_json, compresslevel=3, mtime=0),
+        fingerprint=spec.fingerprint,
+        chat_template=spec.chat_template,
+        eos_token_ids=pack_int32(spec.eos_token_ids),
+        bos_token_id=spec.bos_token_id,
+        add_bos_token=spec.add_bos_token,
+        model_id=spec.model_id,
+        max_model_len=spec.max_model_len,
+        vocab_size=spec.vocab_size,
+    )
+
+
+def unpack_tokenizer(message: pb.TokenizerSpec) -> TokenizerSpec:
+    inflate = zlib.decompressobj(wbits=31)
+    try:
+        tokenizer_json = inflate.decompress(message.tokenizer_json_gz, _MAX_TOKENIZER_BYTES)
+    except zlib.error as error:
+        raise InvalidArgumentError(f"tokenizer_json_gz is not gzip data ({error}); the peer must send a gzip-compressed tokenizer.json") from error
+    if inflate.unconsumed_tail or not inflate.eof:
+        raise InvalidArgumentError(
+            f"tokenizer_json_gz is cut short or inflates past {_MAX_TOKENIZER_BYTES} bytes ({len(tokenizer_json)} read); "
+            "send a smaller, whole tokenizer.json"
+        )
+    return TokenizerSpec(
+        tokenizer_json=tokenizer_json,
+        fingerprint=message.fingerprint,
+        eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "eos_token_ids")),
+        vocab_size=message.vocab_size,
+        chat_template=message.chat_template if message.HasField("chat_template") else None,
+        bos_token_id=message.bos_token_id if message.HasField("bos_token_id") else None,
+        add_bos_token=message.add_bos_token,
+        model_id=message.model_id,
+        max_model_len=message.max_model_len,
+    )

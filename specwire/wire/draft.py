@@ -1,0 +1,157 @@
+"""Rounds between coordinator and drafter."""
+
+from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult
+from specwire.v1 import drafter_pb2 as pb
+from specwire.wire import common
+from specwire.wire.arrays import (
+    pack_float32,
+    pack_int32,
+    pack_int64,
+    split,
+    unpack_columns,
+    unpack_float32,
+    unpack_int32,
+    unpack_int64,
+)
+
+
+def pack_round(message: DraftRound) -> pb.DraftRequest:
+    request = pb.DraftRequest(
+        session=message.session, lane=message.lane, round=message.round, traceparent=message.traceparent, sent_ns=message.sent_ns,
+        closes=map(common.pack_close, message.closes), opens=map(_pack_open, message.opens), features=map(common.pack_feature, message.features),
+    )  # fmt: skip
+    if message.hello is not None:
+        request.hello.CopyFrom(common.pack_hello(message.hello))
+    if message.commits:
+        slots, epochs, base_lens, token_ids = zip(*message.commits, strict=True)
+        commits = request.commits
+        commits.slots, commits.epochs, commits.base_lens = pack_int32(slots), pack_int32(epochs), pack_int32(base_lens)
+        commits.num_tokens = pack_int32(map(len, token_ids))
+        commits.token_ids = pack_int32(token for run in token_ids for token in run)
+    if message.rows:
+        slots, epochs, base_lens, num_drafts, parent_rounds = zip(*message.rows, strict=True)
+        rows = request.rows
+        rows.slots, rows.epochs, rows.base_lens = pack_int32(slots), pack_int32(epochs), pack_int32(base_lens)
+        rows.num_drafts, rows.parent_rounds = pack_int32(num_drafts), pack_int64(parent_rounds)
+    return request
+
+
+def unpack_round(request: pb.DraftRequest) -> DraftRound:
+    commits, rows = request.commits, request.rows
+    num_tokens = unpack_int32(commits.num_tokens, "commits.num_tokens")
+    heads = unpack_columns(
+        ("commits.slots", "commits.epochs", "commits.base_lens", "commits.num_tokens"),
+        [
+            unpack_int32(commits.slots, "commits.slots"),
+            unpack_int32(commits.epochs, "commits.epochs"),
+            unpack_int32(commits.base_lens, "commits.base_lens"),
+            num_tokens,
+        ],
+    )
+    runs = split(unpack_int32(commits.token_ids, "commits.token_ids"), num_tokens, "commits.token_ids")
+    row_heads = unpack_columns(
+        ("rows.slots", "rows.epochs", "rows.base_lens", "rows.num_drafts", "rows.parent_rounds"),
+        [
+            unpack_int32(rows.slots, "rows.slots"),
+            unpack_int32(rows.epochs, "rows.epochs"),
+            unpack_int32(rows.base_lens, "rows.base_lens"),
+            unpack_int32(rows.num_drafts, "rows.num_drafts"),
+            unpack_int64(rows.parent_rounds, "rows.parent_rounds"),
+        ],
+    )
+    return DraftRound(
+        session=request.session,
+        lane=request.lane,
+        round=request.round,
+        closes=[common.unpack_close(close) for close in request.closes],
+        opens=[_unpack_open(open_) for open_ in request.opens],
+        commits=[DraftCommit(*head[:3], run) for head, run in zip(heads, runs, strict=True)],
+        features=[common.unpack_feature(feature) for feature in request.features],
+        rows=[DraftRow(*head) for head in row_heads],
+        hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
+        traceparent=request.traceparent,
+        sent_ns=request.sent_ns,
+    )
+
+
+def pack_result(result: DraftResult) -> pb.DraftResponse:
+    rows = result.rows
+    response = pb.DraftResponse(
+        session=result.session, lane=result.lane, round=result.round, traceparent=result.traceparent, timing=common.pack_timing(result.timing),
+        statuses=bytes(row.status for row in rows),
+        slots=pack_int32(row.slot for row in rows),
+        epochs=pack_int32(row.epoch for row in rows),
+        base_lens=pack_int32(row.base_len for row in rows),
+        num_drafts=pack_int32(len(row.draft_tokens) for row in rows),
+        draft_tokens=pack_int32(token for row in rows for token in row.draft_tokens),
+        confidences=pack_float32(score for row in rows for score in row.confidences),
+        errors=[pb.DraftRowError(row=index, message=row.error) for index, row in enumerate(rows) if row.error],
+    )  # fmt: skip
+    if result.welcome is not None:
+        response.welcome.CopyFrom(common.pack_welcome(result.welcome))
+    if result.proposals is not None:
+        response.proposals.CopyFrom(common.pack_proposals(result.proposals))
+    if result.conditional is not None:
+        response.conditional.CopyFrom(common.pack_conditional(result.conditional))
+    return response
+
+
+def unpack_result(response: pb.DraftResponse) -> DraftResult:
+    num_drafts = unpack_int32(response.num_drafts, "num_drafts")
+    heads = unpack_columns(
+        ("statuses", "slots", "epochs", "base_lens", "num_drafts"),
+        [
+            common.unpack_statuses(response.statuses),
+            unpack_int32(response.slots, "slots"),
+            unpack_int32(response.epochs, "epochs"),
+            unpack_int32(response.base_lens, "base_lens"),
+            num_drafts,
+        ],
+    )
+    drafts = split(unpack_int32(response.draft_tokens, "draft_tokens"), num_drafts, "draft_tokens")
+    scores = split(unpack_float32(response.confidences, "confidences"), num_drafts, "confidences")
+    errors = {error.row: error.message for error in response.errors}
+    return DraftResult(
+        session=response.session,
+        lane=response.lane,
+        round=response.round,
+        rows=[
+            DraftRowResult(head[0], head[1], head[2], head[3], draft, score, errors.get(index, ""))
+            for index, (head, draft, score) in enumerate(zip(heads, drafts, scores, strict=True))
+        ],
+        proposals=common.unpack_proposals(response.proposals, sum(num_drafts)) if response.HasField("proposals") else None,
+        conditional=common.unpack_conditional(response.conditional) if response.HasField("conditional") else None,
+        timing=common.unpack_timing(response.timing),
+        welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
+        traceparent=response.traceparent,
+    )
+
+
+def _pack_open(message: DraftOpen) -> pb.DraftOpen:
+    return pb.DraftOpen(
+        slot=message.slot,
+        epoch=message.epoch,
+        token_ids=pack_int32(message.token_ids),
+        num_prompt_tokens=message.num_prompt_tokens,
+        sampling=common.pack_sampling(message.sampling),
+        noise_key=message.noise_key,
+        choice=message.choice,
+        tenant_cache_key=message.tenant_cache_key,
+        variant=message.variant,
+        request_id=message.request_id,
+    )
+
+
+def _unpack_open(message: pb.DraftOpen) -> DraftOpen:
+    return DraftOpen(
+        slot=message.slot,
+        epoch=message.epoch,
+        token_ids=unpack_int32(message.token_ids, "open.token_ids"),
+        num_prompt_tokens=message.num_prompt_tokens,
+        sampling=common.unpack_sampling(message.sampling),
+        noise_key=message.noise_key,
+        choice=message.choice,
+        tenant_cache_key=message.tenant_cache_key,
+        variant=message.variant,
+        request_id=message.request_id,
+    )
