@@ -1,0 +1,85 @@
+"""From what a user calls a model to a Hugging Face style folder on this machine."""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from specwire.engine.cache_dir import cache_dir, file_sha256
+from specwire.engine.default_model import DEFAULT_MODEL, default_model_file
+from specwire.engine.gguf_convert import CONVERTER_VERSION, convert_gguf
+from specwire.errors import InvalidArgumentError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "*.jinja"]
+
+
+def resolve_model(name: str) -> Path:
+    """The folder of a model: config.json, safetensors, tokenizer.json.
+
+    Args:
+        name: a local folder, a .gguf file (converted once into the user's cache directory), a hub id (downloaded or taken from the
+            hub's own cache), or "SmolLM2-135M-Instruct", which an installed package holds.
+
+    Raises:
+        InvalidArgumentError: no such file or folder, or a damaged file.
+        UnsupportedError: a GGUF file of a kind that can't be converted.
+        FailedPreconditionError: the default model's package is absent.
+        UnavailableError: the hub does not give the model.
+    """
+    if name == DEFAULT_MODEL:
+        return converted_gguf(default_model_file())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InvalidArgumentError(f"the folder {path} has no config.json; give a Hugging Face model folder, a .gguf file or a hub id")
+        return path
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InvalidArgumentError(f"the model file {path} does not exist")
+        return converted_gguf(path)
+    if path.exists():
+        raise InvalidArgumentError(f"{path} is neither a folder nor a .gguf file")
+    if not _HUB_ID.fullmatch(name):
+        raise InvalidArgumentError(f"the model {name!r} is no existing folder or .gguf file, and no hub id (owner/name)")
+    return _from_hub(name)
+
+
+def converted_gguf(path: Path) -> Path:
+    """The folder that a GGUF file is converted to, made at the first call for this content; safe if processes race."""
+    folder = cache_dir() / "gguf" / f"{path.stem}-{file_sha256(path)[:16]}-v{CONVERTER_VERSION}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=folder.parent))
+    try:
+        convert_gguf(path, scratch)
+        try:
+            os.rename(scratch, folder)
+        except OSError:
+            # Another process was first (a rename onto a non-empty folder fails): its result is the same.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    logger.info("converted %s into %s in %.1f s", path, folder, time.monotonic() - started)
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise UnavailableError(
+            f"cannot get the model {name!r} from the Hugging Face hub ({type(error).__name__}: {error}); check the id and the network, "
+            f"set HF_TOKEN for a gated model, or give a local folder or .gguf file (the default {DEFAULT_MODEL} needs no network)"
+        ) from error

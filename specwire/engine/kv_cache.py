@@ -1,0 +1,46 @@
+"""Paged keys and values of all layers."""
+
+import torch
+
+from specwire.engine.models.config import ModelConfig
+
+BLOCK_SIZE = 16
+
+
+class KVCache:
+    """One tensor per layer [num_blocks + 1, block_size, 2, num_kv_heads, head_dim]; index 0 of dimension 2 holds keys, 1 values.
+
+    The last block (`scratch_block`) belongs to no sequence: rows that only pad a batch write there.
+
+    Args:
+        config: shape of the model.
+        num_blocks: blocks that sequences may own.
+        dtype: of keys and values.
+        device: where they live.
+        block_size: tokens per block.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu", block_size: int = BLOCK_SIZE):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.scratch_block = num_blocks
+        shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
+        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+
+    def key(self, layer: int) -> torch.Tensor:
+        """Keys of a layer, a view [num_blocks + 1, block_size, num_kv_heads, head_dim]."""
+        return self.layers[layer][:, :, 0]
+
+    def value(self, layer: int) -> torch.Tensor:
+        """Values of a layer, a view [num_blocks + 1, block_size, num_kv_heads, head_dim]."""
+        return self.layers[layer][:, :, 1]
+
+    @staticmethod
+    def write(layer_kv: torch.Tensor, slot_mapping: torch.Tensor, key_value: torch.Tensor) -> None:
+        """Stores key_value [T, 2 * num_kv_heads, head_dim] (keys first) at the slots [T] (block * block_size + offset) of one layer."""
+        layer_kv.view(-1, *key_value.shape[1:]).index_copy_(0, slot_mapping, key_value)
+
+    @staticmethod
+    def bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_size: int = BLOCK_SIZE) -> int:
+        """Memory of one block over all layers."""
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size * dtype.itemsize

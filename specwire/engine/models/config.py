@@ -1,0 +1,181 @@
+"""What distinguishes the models of the Llama family: one frozen configuration read from a Hugging Face folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specwire.errors import InvalidArgumentError, UnsupportedError
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding, with the scaling parameters that its type uses (others keep their defaults).
+
+    Args:
+        rope_type: "default", "linear" (position interpolation), "llama3" or "yarn" (https://arxiv.org/abs/2309.00071).
+        theta: base of the wavelengths.
+        factor: context extension factor.
+        original_max_position_embeddings: context length of pre-training.
+        low_freq_factor, high_freq_factor: llama3's borders between scaled and kept wavelengths.
+        attention_factor: yarn's factor on cos and sin; None = derived from factor (and mscale, mscale_all_dim).
+        beta_fast, beta_slow, truncate: yarn's correction range.
+    """
+
+    rope_type: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder. `qkv_bias`, `o_bias`, `mlp_bias`, `qk_norm` and `tie_word_embeddings` are the family's differences."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def kv_bytes_per_element_token(self) -> int:
+        """Elements of K and V that one token takes over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ModelConfig":
+        """Reads `config.json` (and the EOS ids of `generation_config.json` where there is one).
+
+        Raises:
+            InvalidArgumentError: no config.json, or a key that is needed is missing.
+            UnsupportedError: a model type or a feature that this engine does not compute.
+        """
+        path = folder / "config.json"
+        if not path.is_file():
+            raise InvalidArgumentError(f"{folder} has no config.json; give a Hugging Face model folder, a .gguf file or a hub id")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        generation_path = folder / "generation_config.json"
+        generation = json.loads(generation_path.read_text(encoding="utf-8")) if generation_path.is_file() else {}
+        return cls.from_dict(raw, generation)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "ModelConfig":
+        """Builds from the content of config.json and generation_config.json; see `from_folder` for errors."""
+        model_type = raw.get("model_type")
+        if model_type not in SUPPORTED_MODEL_TYPES:
+            raise UnsupportedError(f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED_MODEL_TYPES)}")
+        _refuse_unsupported(raw)
+        missing = [key for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads") if key not in raw]
+        if missing:
+            raise InvalidArgumentError(f"config.json lacks {', '.join(missing)}")
+        attention_bias = bool(raw.get("attention_bias", False)) and model_type in ("llama", "qwen3")
+        num_heads = raw["num_attention_heads"]
+        max_position_embeddings = raw.get("max_position_embeddings", 2048)
+        return cls(
+            model_type=model_type,
+            vocab_size=raw["vocab_size"],
+            hidden_size=raw["hidden_size"],
+            intermediate_size=raw["intermediate_size"],
+            num_layers=raw["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=raw.get("num_key_value_heads") or num_heads,
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // num_heads,
+            max_position_embeddings=max_position_embeddings,
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope=_rope_from_dict(raw, max_position_embeddings),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=attention_bias or model_type == "qwen2",
+            o_bias=attention_bias,
+            mlp_bias=bool(raw.get("mlp_bias", False)) and model_type == "llama",
+            qk_norm=model_type == "qwen3",
+            bos_token_id=_first_id(raw.get("bos_token_id")),
+            eos_token_ids=_eos_ids(raw, generation or {}),
+        )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UnsupportedError(f"hidden_act {raw['hidden_act']!r} is not supported; supported: 'silu'")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method")
+        raise UnsupportedError(f"quantization_config (quant_method {method!r}) is not supported; use an unquantised checkpoint")
+    # Qwen configurations carry a sliding_window that use_sliding_window switches off; Mistral's is on when it is not null.
+    window = raw.get("sliding_window")
+    if raw["model_type"] in ("qwen2", "qwen3") and not raw.get("use_sliding_window", False):
+        window = None
+    if window is not None and window < raw.get("max_position_embeddings", 0):
+        raise UnsupportedError(
+            f"sliding_window {window} is not supported; set it to null in config.json to attend to the whole context (the model was trained with the window)"
+        )
+    kinds = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
+    if kinds and window is not None:
+        raise UnsupportedError(f"layer_types {kinds} are not supported; supported: 'full_attention'")
+
+
+def _rope_from_dict(raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
+    """Accepts transformers' old keys (rope_theta, rope_scaling with type or rope_type) and the new one (rope_parameters)."""
+    parameters = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if rope_type not in SUPPORTED_ROPE_TYPES:
+        raise UnsupportedError(f"rope type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}")
+    partial = parameters.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise UnsupportedError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    original = raw.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings") or max_position_embeddings
+    factor = parameters.get("factor")
+    if factor is None:
+        if rope_type in ("linear", "llama3"):
+            raise InvalidArgumentError(f"rope type {rope_type!r} needs a factor, and config.json gives none")
+        factor = max_position_embeddings / original if rope_type == "yarn" else 1.0
+    return RopeConfig(
+        rope_type=rope_type,
+        theta=float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+        factor=float(factor),
+        original_max_position_embeddings=int(original),
+        low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
+        attention_factor=parameters.get("attention_factor"),
+        mscale=parameters.get("mscale"),
+        mscale_all_dim=parameters.get("mscale_all_dim"),
+        beta_fast=float(parameters.get("beta_fast") or 32.0),
+        beta_slow=float(parameters.get("beta_slow") or 1.0),
+        truncate=bool(parameters.get("truncate", True)),
+    )
+
+
+def _first_id(value: int | list[int] | None) -> int | None:
+    return value[0] if isinstance(value, list) else value
+
+
+def _eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """EOS ids in order of appearance: those of generation_config.json first, as generation uses them."""
+    ids: list[int] = []
+    for source in (generation.get("eos_token_id"), raw.get("eos_token_id")):
+        ids.extend(source if isinstance(source, list) else [] if source is None else [source])
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,103 @@
+"""One lean decoder for the Llama family: fused projections, paged KV, pure inference."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from specwire.engine.batch import RaggedBatch
+from specwire.engine.kernels.linear import Linear, LogitsHead
+from specwire.engine.kernels.ragged_attention import ragged_attention
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.rope import rope_table
+
+NUMERICS_VERSION = 1
+"""Raised whenever a change of the decoder may change a logit: lanes of one coordinator must agree on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. H heads, KV key/value heads, D head_dim."""
+
+    input_norm: torch.Tensor  # [hidden_size]
+    qkv: Linear  # hidden_size -> (H + 2 KV) * D, rows ordered q, k, v
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None  # [D]
+    o: Linear  # H * D -> hidden_size
+    post_norm: torch.Tensor  # [hidden_size]
+    gate_up: Linear  # hidden_size -> 2 * intermediate_size, rows ordered gate, up
+    down: Linear  # intermediate_size -> hidden_size
+
+
+class Decoder:
+    """Weights and forward pass of one model; holds no state of any sequence.
+
+    Args:
+        config: shape of the model.
+        embedding: [vocab_size, hidden_size].
+        layers: one `LayerWeights` per layer.
+        final_norm: [hidden_size].
+        head: hidden_size -> vocab_size with float32 output.
+        weights_hash: identifies the weights (hex sha256).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: torch.Tensor,
+        layers: list[LayerWeights],
+        final_norm: torch.Tensor,
+        head: LogitsHead,
+        weights_hash: str,
+    ) -> None:
+        self.config = config
+        self.weights_hash = weights_hash
+        self.dtype = embedding.dtype
+        self.device = embedding.device
+        self._embedding = embedding
+        self._layers = layers
+        self._final_norm = final_norm
+        self._head = head
+        self._scale = config.head_dim**-0.5
+        cos, sin = rope_table(config.rope, config.head_dim, config.max_position_embeddings)
+        self._cos = cos.to(self.device, self.dtype)[:, None]  # [max_position_embeddings, 1, D]
+        self._sin = sin.to(self.device, self.dtype)[:, None]  # [max_position_embeddings, 1, D], first half negated
+
+    def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Computes the batch's tokens and writes their KV. Returns hidden states after the final norm [T, hidden_size]."""
+        config = self.config
+        num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
+        num_rotated = num_heads + num_kv_heads
+        hidden_shape = (config.hidden_size,)
+        num_tokens = batch.num_tokens
+        cos = self._cos.index_select(0, batch.positions)  # [T, 1, D]
+        sin = self._sin.index_select(0, batch.positions)
+
+        residual = F.embedding(batch.token_ids, self._embedding)  # [T, hidden_size]
+        for layer, layer_kv in zip(self._layers, kv_cache.layers, strict=True):
+            hidden = F.rms_norm(residual, hidden_shape, layer.input_norm, eps)
+            qkv = layer.qkv(hidden).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+            query_key = qkv[:, :num_rotated]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                query_key = torch.cat(
+                    (
+                        F.rms_norm(qkv[:, :num_heads], (head_dim,), layer.q_norm, eps),
+                        F.rms_norm(qkv[:, num_heads:num_rotated], (head_dim,), layer.k_norm, eps),
+                    ),
+                    1,
+                )
+            torch.addcmul(query_key * cos, query_key.roll(head_dim // 2, -1), sin, out=qkv[:, :num_rotated])
+            kv_cache.write(layer_kv, batch.slot_mapping, qkv[:, num_heads:])
+            attended = ragged_attention(
+                qkv[:, :num_heads], layer_kv, batch.cu_seqlens_q, batch.seq_lens, batch.block_tables, self._scale, plan=batch.attention_plan
+            )  # [T, H, D]
+            residual += layer.o(attended.view(num_tokens, num_heads * head_dim))
+            hidden = F.rms_norm(residual, hidden_shape, layer.post_norm, eps)
+            gate, up = layer.gate_up(hidden).chunk(2, -1)
+            residual += layer.down(F.silu(gate).mul_(up))
+        return F.rms_norm(residual, hidden_shape, self._final_norm, eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> float32 logits [R, vocab_size]."""
+        return self._head(hidden)

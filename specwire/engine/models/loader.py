@@ -1,0 +1,144 @@
+"""Fills a decoder with weights: from safetensors files of a Hugging Face folder, or random ones for tests and benchmarks."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from specwire.engine.kernels.linear import Linear, LogitsHead
+from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.decoder import Decoder, LayerWeights
+from specwire.engine.models.hashing import weights_hash
+from specwire.errors import InvalidArgumentError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+TensorSource = Callable[[str], torch.Tensor]
+"""Name of a tensor in transformers' naming -> its values."""
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Raises InvalidArgumentError where the name is none of `DTYPES`."""
+    if name not in DTYPES:
+        raise InvalidArgumentError(f"dtype {name!r} is not supported; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> Decoder:
+    """Loads a Hugging Face folder (as `resolve_model` gives it).
+
+    Raises:
+        InvalidArgumentError: a file or a tensor is missing, or a tensor has another shape than config.json says.
+        UnsupportedError: the model needs something that the decoder does not compute.
+    """
+    config = ModelConfig.from_folder(folder)
+    source = _SafetensorsSource(folder)
+    return build_decoder(config, source.read, dtype, device, weights_hash(folder))
+
+
+def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, std: float = 0.02) -> Decoder:
+    """A decoder with reproducible random weights: same config, seed and std, same weights."""
+    shapes = tensor_shapes(config)
+    names = {name: index for index, name in enumerate(sorted(shapes))}
+
+    def read(name: str) -> torch.Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(shapes[name])
+        generator = torch.Generator().manual_seed(seed * len(names) + names[name])
+        return torch.empty(shapes[name]).normal_(0.0, std, generator=generator)
+
+    digest = hashlib.sha256(f"dummy {config} {seed} {std}".encode()).hexdigest()
+    return build_decoder(config, read, dtype, device, digest)
+
+
+def build_decoder(config: ModelConfig, read: TensorSource, dtype: torch.dtype, device: torch.device | str, digest: str) -> Decoder:
+    """Builds a decoder from named tensors, fusing q, k, v and gate, up."""
+    shapes = tensor_shapes(config)
+
+    def get(name: str) -> torch.Tensor:
+        tensor = read(name)
+        if tuple(tensor.shape) != shapes[name]:
+            raise InvalidArgumentError(f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for {shapes[name]}")
+        return tensor.to(device=device, dtype=dtype)
+
+    def linear(prefix: str, *parts: str) -> Linear:
+        bias = torch.cat([get(f"{prefix}.{p}.bias") for p in parts]) if f"{prefix}.{parts[0]}.bias" in shapes else None
+        return Linear(torch.cat([get(f"{prefix}.{p}.weight") for p in parts]), bias)
+
+    def layer(index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}"
+        return LayerWeights(
+            input_norm=get(f"{prefix}.input_layernorm.weight"),
+            qkv=linear(f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj"),
+            q_norm=get(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
+            k_norm=get(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+            o=linear(f"{prefix}.self_attn", "o_proj"),
+            post_norm=get(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=linear(f"{prefix}.mlp", "gate_proj", "up_proj"),
+            down=linear(f"{prefix}.mlp", "down_proj"),
+        )
+
+    embedding = get("model.embed_tokens.weight")
+    return Decoder(
+        config=config,
+        embedding=embedding,
+        layers=[layer(index) for index in range(config.num_layers)],
+        final_norm=get("model.norm.weight"),
+        head=LogitsHead(embedding if config.tie_word_embeddings else get("lm_head.weight")),
+        weights_hash=digest,
+    )
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the model has, in transformers' naming."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    linears = (
+        ("self_attn.q_proj", heads, hidden, config.qkv_bias),
+        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, heads, config.o_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    )
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        shapes[f"{prefix}.input_layernorm.weight"] = shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        if config.qk_norm:
+            shapes[f"{prefix}.self_attn.q_norm.weight"] = shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
+        for name, rows, columns, bias in linears:
+            shapes[f"{prefix}.{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{prefix}.{name}.bias"] = (rows,)
+    return shapes
+
+
+class _SafetensorsSource:
+    """Reads tensors by name from model.safetensors or the shards that model.safetensors.index.json lists."""
+
+    def __init__(self, folder: Path) -> None:
+        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        if index.is_file():
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        elif single.is_file():
+            files = [single.name]
+        else:
+            raise InvalidArgumentError(f"{folder} has neither model.safetensors nor model.safetensors.index.json; save the model as safetensors")
+        missing = [name for name in files if not (folder / name).is_file()]
+        if missing:
+            raise InvalidArgumentError(f"{folder} lacks {', '.join(missing)}, which model.safetensors.index.json lists")
+        self._folder = folder
+        self._handles = [safe_open(folder / name, framework="pt") for name in files]
+        self._by_name = {name: handle for handle in self._handles for name in handle.keys()}  # noqa: SIM118 (not a dict)
+
+    def read(self, name: str) -> torch.Tensor:
+        if name not in self._by_name:
+            raise InvalidArgumentError(f"{self._folder} has no tensor {name}, which its config.json asks for")
+        return self._by_name[name].get_tensor(name)
