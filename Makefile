@@ -1,6 +1,6 @@
 # `make` or `make help` lists the targets. Everything is set up on first use, inside $(VENV), and not again until it changes.
-SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 
 PYTHON ?= python3
 VENV ?= .venv
