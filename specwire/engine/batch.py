@@ -55,9 +55,8 @@ class RaggedBatch:
         block_tables = np.zeros((len(segments), int(num_blocks.max())), dtype=np.int32)
         for row, segment in enumerate(segments):
             count = int(num_blocks[row])
-            assert query_lens[row] > 0 and len(segment.block_table) >= count, (
-                f"segment {row}: {query_lens[row]} tokens from {starts[row]} need {count} blocks, its table has {len(segment.block_table)}"
-            )
+            assert query_lens[row] > 0, f"segment {row} has no tokens"
+            assert len(segment.block_table) >= count, f"segment {row} needs {count} blocks, its table has {len(segment.block_table)}"
             block_tables[row, :count] = segment.block_table[:count]
 
         cu_seqlens_q = np.zeros(len(segments) + 1, dtype=np.int64)

@@ -181,7 +181,8 @@ class BlockManager:
         unreferenced = {block for block, count in enumerate(references) if count == 0}
         free, evictable = set(self._free), set(self._evictable)
         assert len(free) == len(self._free), f"a block is free twice: {sorted(self._free)}"
-        assert not free & evictable and free | evictable == unreferenced, f"free {free}, evictable {evictable}, unreferenced {unreferenced}"
+        assert not free & evictable, f"free and evictable: {free & evictable}"
+        assert free | evictable == unreferenced, f"free {free}, evictable {evictable}, unreferenced {unreferenced}"
         assert {block: digest for digest, block in self._block_of_digest.items()} == self._digest_of_block, "digests and blocks disagree"
         assert evictable <= set(self._digest_of_block), f"evictable blocks without a digest: {evictable - set(self._digest_of_block)}"
         assert not free & set(self._digest_of_block), f"free blocks with a digest: {free & set(self._digest_of_block)}"
