@@ -1,0 +1,104 @@
+"""Counter-based noise: every random number is a pure function of (key, index, choice, stream) (design section 3).
+
+Philox4x32-10 is from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+import math
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_NUM_ROUNDS = 10
+_MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
+
+GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
+"""Largest value that `gumbel` can return (word 0): 22.87."""
+GUMBEL_MIN = -math.log(-math.log1p(-_MAX_UNIFORM))
+"""Smallest value that `gumbel` can return (word 2^32 - 1): -2.81."""
+
+
+class Stream(IntEnum):
+    """What a noise word is for; the last counter word."""
+
+    TARGET = 0  # also drafting with shared noise
+    DRAFT = 1  # private drafting
+    ACCEPT = 2
+    RESIDUAL = 3
+    SYNTHETIC = 4
+
+
+def key_to_int64(key: int) -> int:
+    """An unsigned 64-bit key as the signed integer with the same bits, which an int64 tensor can hold."""
+    assert 0 <= key < 2**64, f"key {key} is not an unsigned 64-bit integer"
+    return key - 2**64 if key >= 2**63 else key
+
+
+def noise_words(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, vocab_size: int) -> Tensor:
+    """The words of every token of the vocabulary.
+
+    Args:
+        keys, indices, choices: [R] int64; keys in two's complement (`key_to_int64`).
+
+    Returns:
+        [R, vocab_size] int64 in [0, 2^32).
+    """
+    blocks = torch.arange((vocab_size + 3) // 4, device=keys.device).unsqueeze(0)  # [1, ceil(V / 4)]
+    words = _philox(keys, indices, choices, stream, blocks)  # 4 x [R, ceil(V / 4)]
+    return torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
+
+
+def noise_words_at(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, token_ids: Tensor) -> Tensor:
+    """The words of some tokens of each row: `noise_words(...).gather(1, token_ids)` without the rest.
+
+    Args:
+        keys, indices, choices: [R] int64.
+        token_ids: [R, m] int64.
+
+    Returns:
+        [R, m] int64 in [0, 2^32).
+    """
+    words = torch.stack(_philox(keys, indices, choices, stream, token_ids >> 2), dim=-1)  # [R, m, 4]
+    return words.gather(-1, (token_ids & 3).unsqueeze(-1)).squeeze(-1)
+
+
+def gumbel(words: Tensor) -> Tensor:
+    """Standard Gumbel noise, float32, finite: between GUMBEL_MIN and GUMBEL_MAX.
+
+    The uniform is rounded to float32 once and then kept below 1: one that rounds to 1 would make its token win whatever
+    the logits. Large noise comes from small words, where float32 is dense.
+    """
+    x = words.to(torch.float64).add_(0.5).mul_(2.0**-32).to(torch.float32).clamp_(max=_MAX_UNIFORM)
+    return x.neg_().log1p_().neg_().log_().neg_()
+
+
+def uniforms(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream) -> Tensor:
+    """One uniform in the open interval (0, 1) for each row: the first word of counter (0, index, choice, stream).
+
+    Returns:
+        [R] float64, so that `u < c` is always true for c = 1 and never for c = 0.
+    """
+    words = noise_words(keys, indices, choices, stream, vocab_size=1).squeeze(1)  # [R]
+    return words.to(torch.float64).add_(0.5).mul_(2.0**-32)
+
+
+def _philox(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10 of counters (blocks [1 or R, m], index, choice, stream): four words, each [R, m] int64 in [0, 2^32).
+
+    The 64-bit product of two words wraps in int64, but its bits are right; masking turns its halves into words again.
+    A low half needs no mask before the xor that it goes into, since the sum of both is masked.
+    """
+    k0, k1 = (keys & _MASK).unsqueeze(1), ((keys >> 32) & _MASK).unsqueeze(1)  # [R, 1]
+    c0, c1, c2 = blocks, indices.unsqueeze(1), choices.unsqueeze(1)
+    c3 = torch.full_like(c1, int(stream))
+    for _ in range(_NUM_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0 = (product1 >> 32).bitwise_xor(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = (product0 >> 32).bitwise_xor(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
+        c1, c3 = product1, product0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    shape = torch.broadcast_shapes(c0.shape, c2.shape)
+    return c0.expand(shape), (c1 & _MASK).expand(shape), c2.expand(shape), (c3 & _MASK).expand(shape)

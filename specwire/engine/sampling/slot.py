@@ -1,0 +1,122 @@
+"""What the sampler keeps of one sequence: its parameters as tensors, and as much of its history as they look at."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from specwire.engine.sampling.acceptance import conditional_rates
+from specwire.errors import InvalidArgumentError
+from specwire.sampling_params import SamplingParams
+
+
+class SlotSampling:
+    """Sampling state of one sequence. Its history grows by `append` alone; everything else is fixed.
+
+    Args:
+        params: the request's parameters.
+        key: unsigned 64-bit key of the noise: the seed, or the random one fixed at admission.
+        choice: which of the request's n.
+        vocab_size: columns of the logits.
+        token_ids: prompt and the tokens generated so far.
+        num_prompt_tokens: how many of them are the prompt.
+        eos_token_ids: masked, like params.stop_token_ids, below min_tokens; not if params.ignore_eos.
+        synthetic_rates: None = strict acceptance; else P(first i drafts accepted) for i = 1, 2, ...
+        device: where the logits will be.
+
+    Raises:
+        InvalidArgumentError: a token id outside the vocabulary, parameters that leave nothing to sample, or bad rates.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        key: int,
+        choice: int = 0,
+        vocab_size: int,
+        token_ids: Sequence[int],
+        num_prompt_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        synthetic_rates: Sequence[float] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        params.check_vocab(vocab_size)
+        assert 0 <= num_prompt_tokens <= len(token_ids), f"{num_prompt_tokens} prompt tokens of {len(token_ids)}"
+        self.params = params
+        self.key = key
+        self.choice = choice
+        self.vocab_size = vocab_size
+        self.num_prompt_tokens = num_prompt_tokens
+        self.synthetic_rates = None if synthetic_rates is None else conditional_rates(synthetic_rates)
+
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        banned_ids = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+        _check_something_left(params, stop_ids, banned_ids, vocab_size)
+
+        self.stop_ids = _id_tensor(stop_ids if params.min_tokens else (), device)  # [n] int64, masked below min_tokens
+        self.allowed_ids = _id_tensor(params.allowed_token_ids or (), device)  # [n] int64; None = all
+        self.bias_ids = _id_tensor(params.logit_bias, device)  # [n] int64
+        self.bias = torch.tensor([params.logit_bias[i] for i in sorted(params.logit_bias)], dtype=torch.float32, device=device)  # [n]
+        self.banned_ids = _id_tensor(banned_ids, device)  # [n] int64, bad words of one token
+        self.phrases = tuple((tuple(word[:-1]), word[-1]) for word in params.bad_words_token_ids if len(word) > 1)
+
+        self._tail_length = max((len(prefix) for prefix, _ in self.phrases), default=0)
+        self.tail: list[int] = []
+        """Last tokens of the sequence, as many as the longest bad word can match."""
+        self.output_counts: dict[int, int] = {}
+        """How often each id was generated; the prompt's ids are there with 0 under a repetition penalty."""
+        if params.repetition_penalty != 1.0:
+            self.output_counts.update(dict.fromkeys(token_ids[:num_prompt_tokens], 0))
+        self._remember(token_ids)
+        self._count(token_ids[num_prompt_tokens:])
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Add generated tokens."""
+        self._remember(token_ids)
+        self._count(token_ids)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a row may be sampled before the host knows the token ahead of it: not with bad words of several tokens."""
+        return not self.phrases
+
+    def processes_at(self, first_index: int) -> bool:
+        """Whether logits of rows from token index `first_index` on are changed before sampling."""
+        return (
+            self.num_below_min_tokens(first_index) > 0
+            or self.allowed_ids is not None
+            or self.bias_ids is not None
+            or self.params.has_penalties
+            or bool(self.params.bad_words_token_ids)
+        )
+
+    def num_below_min_tokens(self, first_index: int) -> int:
+        """How many rows from token index `first_index` on may not end the sequence."""
+        if self.stop_ids is None:
+            return 0
+        return max(0, self.params.min_tokens - (first_index - self.num_prompt_tokens))
+
+    def _remember(self, token_ids: Sequence[int]) -> None:
+        if self._tail_length:
+            self.tail = [*self.tail, *token_ids][-self._tail_length :]
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self.params.has_penalties:
+            for token_id in token_ids:
+                self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
+
+
+def _id_tensor(token_ids: Collection[int], device: torch.device | str) -> Tensor | None:
+    """Distinct ids, rising, or None if there are none."""
+    return torch.tensor(sorted(set(token_ids)), dtype=torch.int64, device=device) if token_ids else None
+
+
+def _check_something_left(params: SamplingParams, stop_ids: set[int], banned_ids: set[int], vocab_size: int) -> None:
+    allowed = set(params.allowed_token_ids) if params.allowed_token_ids is not None else None
+    forbidden = banned_ids | (stop_ids if params.min_tokens else set())
+    if (not allowed - forbidden) if allowed is not None else (len(forbidden) >= vocab_size):
+        raise InvalidArgumentError(
+            f"no token is left to sample: allowed_token_ids leaves {vocab_size if allowed is None else len(allowed)} ids, and bad_words or "
+            f"min_tokens = {params.min_tokens} (which forbids EOS and stop ids) exclude them all; allow more ids or lower min_tokens"
+        )
