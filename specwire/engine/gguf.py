@@ -20,9 +20,9 @@ _BLOCK = 32
 # ggml type -> (name, elements per block, bytes per block)
 _READABLE = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", _BLOCK, 18), 3: ("Q4_1", _BLOCK, 20), 8: ("Q8_0", _BLOCK, 34), 30: ("BF16", 1, 2)}
 _OTHER_NAMES = {
-    **{6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS"},
-    **{18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"},
-}
+    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

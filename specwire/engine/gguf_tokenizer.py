@@ -80,6 +80,7 @@ def tokenizer_config(gguf: GGUFFile) -> dict[str, Any]:
 def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
     if pre == "gpt-2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    first: pre_tokenizers.PreTokenizer
     if pre == "smollm":
         first = pre_tokenizers.Digits(individual_digits=True)
     else:

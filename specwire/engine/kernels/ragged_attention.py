@@ -136,7 +136,15 @@ def _slots(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> n
     return block_table[positions // block_size].astype(np.int64) * block_size + positions % block_size
 
 
-def _packed_call(rows: list[int], cu_seqlens_q: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, block_size: int, device, dtype):
+def _packed_call(
+    rows: list[int],
+    cu_seqlens_q: np.ndarray,
+    seq_lens: np.ndarray,
+    block_tables: np.ndarray,
+    block_size: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> AttentionCall:
     first, lengths = cu_seqlens_q[rows], seq_lens[rows]
     query_lens = cu_seqlens_q[np.array(rows) + 1] - first
     num_queries, num_positions = int(query_lens.max()), int(lengths.max())
@@ -169,7 +177,15 @@ def _packed_call(rows: list[int], cu_seqlens_q: np.ndarray, seq_lens: np.ndarray
     )
 
 
-def _prefill_calls(row: int, cu_seqlens_q: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, block_size: int, device, dtype):
+def _prefill_calls(
+    row: int,
+    cu_seqlens_q: np.ndarray,
+    seq_lens: np.ndarray,
+    block_tables: np.ndarray,
+    block_size: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> Iterator[AttentionCall]:
     first, last = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1])
     start = int(seq_lens[row]) - (last - first)
     slots = torch.from_numpy(_slots(block_tables[row], np.arange(int(seq_lens[row])), block_size)).to(device)

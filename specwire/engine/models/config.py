@@ -131,7 +131,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         window = None
     if window is not None and window < raw.get("max_position_embeddings", 0):
         raise UnsupportedError(
-            f"sliding_window {window} is not supported; set it to null in config.json to attend to the whole context (the model was trained with the window)"
+            f"sliding_window {window} is not supported; use a model that attends to its whole context (or set it to null to ignore the window)"
         )
     kinds = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
     if kinds and window is not None:
