@@ -1,0 +1,129 @@
+"""When a sequence ends, applied token by token, so that a block of accepted tokens ends where a one-token-a-step decoder would."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specwire.messages import FinishReason
+from specwire.sampling_params import SamplingParams
+from specwire.tokenizer import IncrementalDecoder, Tokenizer
+
+
+class StopOutcome(NamedTuple):
+    """What became of pushed tokens: the first num_taken are output, the rest are not. stop_cause is the token id (EOS or stop id) or
+    stop string that fired. text is set iff the request has stop strings: what may be shown now, in addition to earlier text."""
+
+    num_taken: int
+    finish_reason: FinishReason | None = None
+    stop_cause: int | str | None = None
+    text: str | None = None
+
+
+class StopRules:
+    """The stop rules of one sequence. After each token, in this order:
+
+    1. below min_tokens generated tokens only the length rule (4) applies,
+    2. EOS (unless ignore_eos) and stop_token_ids: the id stays in the tokens, its text is left out,
+    3. stop strings: the match that ends first wins, of several that end together the longest; the text is cut at its start, or at its
+       end with include_stop_str_in_output,
+    4. max_tokens and max_model_len.
+
+    Args:
+        eos_token_ids: the model's.
+        max_model_len: most tokens of prompt and output together; more than num_prompt_tokens.
+        tokenizer: needed iff params.stop is not empty.
+    """
+
+    def __init__(
+        self, params: SamplingParams, eos_token_ids: Iterable[int], num_prompt_tokens: int, max_model_len: int, tokenizer: Tokenizer | None
+    ) -> None:
+        room = max_model_len - num_prompt_tokens
+        assert room > 0, f"a prompt of {num_prompt_tokens} tokens leaves no room in {max_model_len}; admission must refuse it"
+        self._max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        self._min_tokens = params.min_tokens
+        self._stop_ids = frozenset(params.stop_token_ids) if params.ignore_eos else frozenset(params.stop_token_ids).union(eos_token_ids)
+        self._num_generated = 0
+        self._finished = False
+        self._matcher: _StopStrings | None = None
+        if params.stop:
+            assert tokenizer is not None, f"stop strings {params.stop} need a tokenizer; admission must refuse them without one"
+            self._matcher = _StopStrings(params.stop, tokenizer.incremental_decoder(), include_match=params.include_stop_str_in_output)
+
+    def push(self, token_ids: Sequence[int]) -> StopOutcome:
+        """Applies the rules to the sequence's next tokens; not to be called again once a finish_reason was given."""
+        assert not self._finished, f"{len(token_ids)} tokens pushed after the end at {self._num_generated}"
+        num_after = self._num_generated + len(token_ids)
+        if self._matcher is None and num_after < self._max_tokens and self._stop_ids.isdisjoint(token_ids):
+            self._num_generated = num_after
+            return StopOutcome(len(token_ids))
+        return self._push_one_by_one(token_ids)
+
+    def _push_one_by_one(self, token_ids: Sequence[int]) -> StopOutcome:
+        matcher = self._matcher
+        text = ""
+        for num_taken, token_id in enumerate(token_ids, start=1):
+            self._num_generated += 1
+            may_stop = self._num_generated >= self._min_tokens
+            if may_stop and token_id in self._stop_ids:
+                return self._finish(num_taken, FinishReason.STOP, token_id, text)
+            if matcher is not None:
+                piece, match = matcher.push(token_id, may_match=may_stop)
+                text += piece
+                if match is not None:
+                    self._finished = True
+                    return StopOutcome(num_taken, FinishReason.STOP, match, text)
+            if self._num_generated >= self._max_tokens:
+                return self._finish(num_taken, FinishReason.LENGTH, None, text)
+        return StopOutcome(len(token_ids), text=None if matcher is None else text)
+
+    def _finish(self, num_taken: int, reason: FinishReason, cause: int | None, text: str) -> StopOutcome:
+        self._finished = True
+        return StopOutcome(num_taken, reason, cause, None if self._matcher is None else text + self._matcher.flush())
+
+
+class _StopStrings:
+    """Looks for stop strings in the decoded text and holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str], decoder: IncrementalDecoder, *, include_match: bool) -> None:
+        self._stops = tuple(stops)
+        self._decoder = decoder
+        self._include_match = include_match
+        self._held = ""  # the longest end of the text that begins a stop string, so every match that goes on from it lies inside
+
+    def push(self, token_id: int, *, may_match: bool) -> tuple[str, str | None]:
+        """(text that may be shown, stop string that ends in this token's text or None); after a match nothing is held back."""
+        piece = self._decoder.push(token_id)
+        if not piece:
+            return "", None
+        num_old = len(self._held)
+        text = self._held + piece
+        match = self._first_match(text, num_old) if may_match else None
+        if match is not None:
+            start, end = match
+            self._held = ""
+            return text[: end if self._include_match else start], text[start:end]
+        num_held = self._num_held(text)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held], None
+
+    def flush(self) -> str:
+        """What is held back, when something other than a stop string ended the sequence."""
+        return self._held + self._decoder.flush()
+
+    def _first_match(self, text: str, num_old: int) -> tuple[int, int] | None:
+        """(start, end) of the match beyond the first num_old characters that ends first; the longest of those."""
+        best: tuple[int, int] | None = None
+        for stop in self._stops:
+            start = text.find(stop, max(0, num_old - len(stop) + 1))
+            if start >= 0 and (best is None or (start + len(stop), start) < (best[1], best[0])):
+                best = start, start + len(stop)
+        return best
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of `text` that is the beginning of a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
