@@ -450,7 +450,7 @@ class StreamDelta(NamedTuple):
     """A plain delta (token ids only) of one choice on a multiplexed session."""
 
     stream_id: int
-    index: int
+    choice_index: int
     token_ids: list[int]
     token_origins: bytes
 

@@ -55,8 +55,8 @@ def status_code(error: BaseException) -> grpc.StatusCode:
 
 def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> errors.SpecwireError:
     """The Specwire error that a status stands for, with the server's message."""
-    kind = _ERRORS.get(error.code(), errors.InternalError)  # type: ignore[union-attr]
-    return kind(error.details() or error.code().name)  # type: ignore[union-attr]
+    kind = _ERRORS.get(error.code(), errors.InternalError)
+    return kind(error.details() or error.code().name)
 
 
 def error_from_code(code: int, message: str) -> errors.SpecwireError:
@@ -68,8 +68,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """The one place where exceptions become statuses. Unexpected ones are logged whole and answered INTERNAL."""
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]], handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler:
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
             return handler

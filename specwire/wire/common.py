@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from typing import Any
 
 from specwire.errors import InvalidArgumentError
 from specwire.messages import (
@@ -68,7 +69,7 @@ def pack_sampling(params: SamplingParams) -> pb.SamplingParams:
 
 def unpack_sampling(message: pb.SamplingParams) -> SamplingParams:
     """Absent scalars take SamplingParams' defaults, except max_tokens: absent is None, the rest of the context."""
-    values: dict = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    values: dict[str, Any] = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     values.setdefault("max_tokens", None)
     bias_ids = unpack_int32(message.logit_bias_token_ids, "logit_bias_token_ids")
     bias_values = unpack_float32(message.logit_bias_values, "logit_bias_values")
@@ -216,8 +217,10 @@ def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
         ("draft_cost.num_draft_tokens", "draft_cost.num_sequences"),
         [unpack_int32(draft.num_draft_tokens, "draft_cost.num_draft_tokens"), unpack_int32(draft.num_sequences, "draft_cost.num_sequences")],
     )
+    values: dict[str, Any] = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
+    values["graph_sizes"] = tuple(values["graph_sizes"])
     return ServiceDescription(
-        **{name: tuple(value) if name == "graph_sizes" else value for name in _DESCRIPTION_FIELDS for value in [getattr(message, name)]},
+        **values,
         feature_sets=tuple(FeatureSet(f.name, f.hash, tuple(f.layer_ids), f.width, f.dtype) for f in message.feature_sets),
         verify_cost=VerifyCost(
             tuple(unpack_int32(verify.num_tokens, "verify_cost.num_tokens")),

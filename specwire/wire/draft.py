@@ -65,7 +65,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
         opens=[_unpack_open(open_) for open_ in request.opens],
-        commits=[DraftCommit(*head[:3], run) for head, run in zip(heads, runs, strict=True)],
+        commits=[DraftCommit._make((*head[:3], run)) for head, run in zip(heads, runs, strict=True)],
         features=[common.unpack_feature(feature) for feature in request.features],
         rows=[DraftRow(*head) for head in row_heads],
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,

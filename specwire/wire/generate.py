@@ -55,11 +55,14 @@ def unpack_request(message: pb.GenerateRequest) -> GenerateRequest:
 
 
 def pack_choice(delta: ChoiceDelta) -> pb.ChoiceDelta:
-    message = pb.ChoiceDelta(index=delta.index, token_ids=pack_int32(delta.token_ids), token_origins=delta.token_origins, text=delta.text)
-    if delta.logprobs is not None:
-        message.logprobs.CopyFrom(_pack_logprobs(delta.logprobs))
-    if delta.finish_reason is not None:
-        message.finish_reason = delta.finish_reason.value
+    message = pb.ChoiceDelta(
+        index=delta.index,
+        token_ids=pack_int32(delta.token_ids),
+        token_origins=delta.token_origins,
+        text=delta.text,
+        logprobs=None if delta.logprobs is None else _pack_logprobs(delta.logprobs),
+        finish_reason=None if delta.finish_reason is None else f"FINISH_REASON_{delta.finish_reason.name}",
+    )
     if isinstance(delta.stop_cause, str):
         message.stop_cause.stop_string = delta.stop_cause
     elif delta.stop_cause is not None:

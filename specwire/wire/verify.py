@@ -61,7 +61,7 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
         opens=[_unpack_open(open_) for open_ in request.opens],
-        rows=[VerifyRow(*head[:-1], draft) for head, draft in zip(heads, drafts, strict=True)],
+        rows=[VerifyRow._make((*head[:-1], draft)) for head, draft in zip(heads, drafts, strict=True)],
         overlays=[_unpack_overlay(overlay, len(heads)) for overlay in rows.overlays],
         proposals=common.unpack_proposals(rows.proposals, sum(num_drafts)) if rows.HasField("proposals") else None,
         conditional=conditional,
@@ -105,7 +105,11 @@ def pack_result(result: VerifyResult) -> pb.VerifyResponse:
 def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
     num_sampled = unpack_int32(response.num_sampled, "num_sampled")
     names = (*_RESULT_COLUMNS, "num_sampled")
-    columns = [common.unpack_statuses(response.statuses), *(unpack_int32(getattr(response, name), name) for name in _RESULT_COLUMNS[1:]), num_sampled]
+    columns: list[list] = [
+        common.unpack_statuses(response.statuses),
+        *(unpack_int32(getattr(response, name), name) for name in _RESULT_COLUMNS[1:]),
+        num_sampled,
+    ]
     heads = unpack_columns(names, columns)
     tokens = split(unpack_int32(response.token_ids, "token_ids"), num_sampled, "token_ids")
     logprobs = _unpack_logprobs(response.logprobs, num_sampled) if response.HasField("logprobs") else {}
