@@ -33,5 +33,9 @@ class CancelledError(SpecwireError):
     """The caller or the server cancelled the request (CANCELLED)."""
 
 
+class AbortedError(SpecwireError):
+    """Another session took over what this one held (ABORTED)."""
+
+
 class InternalError(SpecwireError):
     """Something that only a fault in Specwire or in the model's numbers explains (INTERNAL)."""

@@ -24,6 +24,7 @@ _CODES = {
     errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.CancelledError: grpc.StatusCode.CANCELLED,
+    errors.AbortedError: grpc.StatusCode.ABORTED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 _ERRORS = {code: error for error, code in _CODES.items()}

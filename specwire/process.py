@@ -1,0 +1,29 @@
+"""The frame of a service process: logging, event loop, and start-up errors as one line and an exit status."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from specwire.errors import SpecwireError
+from specwire.log import set_up_logging
+
+logger = logging.getLogger(__name__)
+
+
+def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a service's main coroutine until it returns (then the process should end with status 0).
+
+    A SpecwireError ends the process with status 1 and one line on stderr; anything else is a fault and shows its traceback.
+
+    Args:
+        service: its name in the log: verifier, drafter, coordinator.
+        serve: starts the service, logs `ready: <service> <addresses>`, waits for a stop signal and stops it.
+    """
+    set_up_logging(service)
+    try:
+        uvloop.run(serve())
+    except SpecwireError as error:
+        logger.error("%s", " ".join(str(error).split()))
+        raise SystemExit(1) from None
