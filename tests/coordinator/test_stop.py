@@ -63,6 +63,11 @@ def reference(params: SamplingParams, token_ids: Sequence[int], max_tokens: int)
     return Run(len(token_ids), None, None, text if params.stop else None)
 
 
+def stop_strings(max_size: int) -> st.SearchStrategy[list[str]]:
+    """Mostly of a and b, so that they overlap with each other and with the text."""
+    return st.lists(st.text("ab", min_size=1, max_size=4) | st.text("abcé€😀", min_size=1, max_size=5), max_size=max_size)
+
+
 def groupings(draw: st.DrawFn, token_ids: list[int]) -> list[list[int]]:
     groups, start = [], 0
     while start < len(token_ids):
@@ -74,12 +79,12 @@ def groupings(draw: st.DrawFn, token_ids: list[int]) -> list[list[int]]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[SamplingParams, list[int], list[list[int]], int]:
-    token_ids = draw(st.lists(st.sampled_from(IDS), min_size=1, max_size=40))
+    token_ids = draw(st.lists(st.sampled_from(IDS) | st.sampled_from([*b"ab", AB]), min_size=1, max_size=40))
     max_tokens = draw(st.none() | st.integers(1, 30))
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens or 20)),
-        stop=tuple(draw(st.lists(st.text("abcé€😀", min_size=1, max_size=5), max_size=4))),
+        stop=tuple(draw(stop_strings(4))),
         include_stop_str_in_output=draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(st.sampled_from(IDS[-12:]), max_size=2))),
         ignore_eos=draw(st.booleans()),
@@ -109,7 +114,7 @@ def test_any_grouping_equals_one_token_a_step(case: tuple[SamplingParams, list[i
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(IDS), min_size=1, max_size=30), st.lists(st.text("abcé€😀", min_size=1, max_size=5), min_size=1, max_size=4))
+@given(st.lists(st.sampled_from(IDS), min_size=1, max_size=30), stop_strings(4).filter(bool))
 @example([*ids_of("ab"), 0xE2, 0x82], ["c"])
 def test_shown_text_is_never_taken_back(token_ids: list[int], stops: list[str]) -> None:
     """At every moment the shown text is a beginning of the whole text: no part of a character, nothing from beyond a stop string."""
@@ -156,6 +161,7 @@ TABLE = [
     ("string that begins below min_tokens", {"stop": ("abc",), "min_tokens": 3}, [[97, 98, 99]], (3, "stop", "abc", "")),
     ("held back", {"stop": ("abcab",)}, [[97, 98, 99, 97]], (4, None, None, "")),
     ("held back, then let go", {"stop": ("abcab",)}, [[97, 98, 99, 97], [97]], (5, None, None, "abca")),
+    ("the longest beginning is held", {"stop": ("abc", "bb")}, [[97, 98], [99]], (3, "stop", "abc", "")),
     ("nothing pushed", {"stop": ("a",)}, [[]], (0, None, None, "")),
 ]  # fmt: skip
 
