@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,11 @@ _LATER_METHODS = (
     "custom_class",
     "extract_hidden_states",
 )
-_LATER_REJECTION = ("probabilistic", "block")
+_REJECTION_METHODS = ("strict", "synthetic")
 _REJECTION_ALIASES = {"standard": "strict"}
+_LATER_REJECTION = ("probabilistic", "block")
+_DEFAULT_NUM_TOKENS = 5
+_MEAN_RATE = "synthetic_acceptance_rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class SpeculativeConfig:
         num_speculative_tokens: K, the ceiling of every later decision.
         num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
         prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that ngram looks up.
-        rejection_sample_method: strict (alias standard) or synthetic.
+        rejection_sample_method: strict or synthetic.
         synthetic_acceptance_rates: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
         synthetic_acceptance_length: mean tokens a step, in [1, K + 1]; instead of rates.
         draft_sample_method: probabilistic (drafts sampled with the request's noise and temperature) or greedy.
@@ -50,7 +53,7 @@ class SpeculativeConfig:
 
     method: str | None = "ngram"
     model: str | None = None
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int = _DEFAULT_NUM_TOKENS
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
@@ -67,7 +70,8 @@ class SpeculativeConfig:
         _check_int("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 20)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidArgumentError(
-                f"prompt_lookup_min is {self.prompt_lookup_min}, but prompt_lookup_max is {self.prompt_lookup_max}; lower the first or raise the second"
+                f"prompt_lookup_min is {self.prompt_lookup_min}, but prompt_lookup_max is {self.prompt_lookup_max}; "
+                "lower the first or raise the second"
             )
         if self.num_speculative_tokens_per_batch_size is not None:
             validate_schedule(self.num_speculative_tokens_per_batch_size)
@@ -79,28 +83,29 @@ class SpeculativeConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
-        """Builds from a mapping whose keys may use dashes; unknown keys are refused with the nearest valid name."""
+        """Builds from a mapping as users write it; unknown keys are refused with the nearest valid name.
+
+        Keys may use dashes, and null stands for the default (for method: no drafting). Without a method, a model means draft_model. One
+        lookup bound alone sets both. rejection_sample_method standard is strict. synthetic_acceptance_rate r, the mean rate over the
+        K positions, stands for synthetic_acceptance_length 1 + r x K.
+        """
         if not isinstance(values, Mapping):
             raise InvalidArgumentError(f"speculative_config is {values!r}, but must be a mapping such as {{'method': 'ngram'}}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        normal = {str(key).replace("-", "_"): value for key, value in values.items()}
-        for key in normal:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(sorted(known))}"
-                raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
+        normal = _normal_keys(values, [field.name for field in dataclasses.fields(cls)])
         normal = {key: value for key, value in normal.items() if value is not None or key == "method"}
         for key in ("num_speculative_tokens_per_batch_size", "synthetic_acceptance_rates"):
             if isinstance(normal.get(key), list):
                 normal[key] = tuple(tuple(item) if isinstance(item, list) else item for item in normal[key])
-        if "rejection_sample_method" in normal:
-            normal["rejection_sample_method"] = _REJECTION_ALIASES.get(normal["rejection_sample_method"], normal["rejection_sample_method"])
+        if normal.get("rejection_sample_method") in list(_REJECTION_ALIASES):
+            normal["rejection_sample_method"] = _REJECTION_ALIASES[normal["rejection_sample_method"]]
         if normal.get("model") and "method" not in normal:
             normal["method"] = "ngram" if normal["model"] in ("ngram", "[ngram]") else "draft_model"
-        lookup = {key for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal}
+        lookup = [normal[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal]
         if len(lookup) == 1:
-            given = normal[lookup.pop()]
-            normal |= {"prompt_lookup_min": given, "prompt_lookup_max": given}
+            normal |= {"prompt_lookup_min": lookup[0], "prompt_lookup_max": lookup[0]}
+        if _MEAN_RATE in normal:
+            normal["synthetic_acceptance_length"] = _length_of_mean_rate(normal)
+            del normal[_MEAN_RATE]
         return cls(**normal)
 
     @classmethod
@@ -108,7 +113,7 @@ class SpeculativeConfig:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise InvalidArgumentError(f'speculative_config is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
+            raise InvalidArgumentError(f'speculative_config {text!r} is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
         return cls.from_dict(values)
 
     def to_json(self) -> str:
@@ -124,10 +129,12 @@ class SpeculativeConfig:
         return tuple(min(1.0, max(0.0, mean - i)) for i in range(self.num_speculative_tokens))
 
     def _check_method(self) -> None:
-        if self.method in _LATER_METHODS:
+        if self.method in _LATER_METHODS or (isinstance(self.method, str) and self.method.endswith("_mtp")):
             raise UnsupportedError(f"method {self.method!r} is not built; use one of {', '.join(METHODS)}")
         if self.method is not None and self.method not in METHODS:
             raise InvalidArgumentError(f"method is {self.method!r}, but must be one of {', '.join(METHODS)}, or null for no drafting")
+        if self.model is not None and not isinstance(self.model, str):
+            raise InvalidArgumentError(f"model is {self.model!r}, but must be a string: the draft model's folder, GGUF file or hub id")
         if self.method == "draft_model" and not self.model:
             raise InvalidArgumentError("method is draft_model, but model is not set; name the draft model's folder, GGUF file or hub id")
         if self.method == "ngram" and self.model not in (None, "ngram", "[ngram]"):
@@ -135,10 +142,12 @@ class SpeculativeConfig:
 
     def _check_acceptance(self) -> None:
         if self.rejection_sample_method in _LATER_REJECTION:
-            raise UnsupportedError(f"rejection_sample_method {self.rejection_sample_method!r} is not built; use strict or synthetic")
-        if self.rejection_sample_method not in ("strict", "synthetic"):
+            raise UnsupportedError(
+                f"rejection_sample_method {self.rejection_sample_method!r} is not built; use one of {', '.join(_REJECTION_METHODS)}"
+            )
+        if self.rejection_sample_method not in _REJECTION_METHODS:
             raise InvalidArgumentError(
-                f"rejection_sample_method is {self.rejection_sample_method!r}, but must be strict (alias standard) or synthetic"
+                f"rejection_sample_method is {self.rejection_sample_method!r}, but must be one of {', '.join(_REJECTION_METHODS)}"
             )
         rates, length, num_tokens = self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
         if self.rejection_sample_method == "strict":
@@ -153,25 +162,59 @@ class SpeculativeConfig:
             )
         if rates is not None:
             check_rates(rates, num_tokens)
-        elif not isinstance(length, (int, float)) or not 1 <= length <= num_tokens + 1:
+        elif not _is_number(length, 1, num_tokens + 1):
             raise InvalidArgumentError(
                 f"synthetic_acceptance_length is {length!r}, but must be from 1 to num_speculative_tokens + 1 = {num_tokens + 1}"
             )
 
 
-def check_rates(rates: tuple[float, ...], num_tokens: int) -> None:
+def check_rates(rates: Sequence[float], num_tokens: int) -> None:
     """Raise InvalidArgumentError unless there are num_tokens rates in [0, 1] that do not increase."""
+    if not isinstance(rates, (list, tuple)):
+        raise InvalidArgumentError(f"synthetic_acceptance_rates is {rates!r}, but must be a list of {num_tokens} numbers in [0, 1]")
     if len(rates) != num_tokens:
         raise InvalidArgumentError(
             f"synthetic_acceptance_rates has {len(rates)} entries, but num_speculative_tokens is {num_tokens}; give one a position"
         )
     for index, rate in enumerate(rates):
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-            raise InvalidArgumentError(f"synthetic_acceptance_rates[{index}] is {rate!r}, but must be in [0, 1]")
+        if not _is_number(rate, 0, 1):
+            raise InvalidArgumentError(f"synthetic_acceptance_rates[{index}] is {rate!r}, but must be a number in [0, 1]")
         if index and rate > rates[index - 1]:
             raise InvalidArgumentError(
-                f"synthetic_acceptance_rates rise from {rates[index - 1]} to {rate} at position {index}, but P(first i all accepted) never rises"
+                f"synthetic_acceptance_rates rise from {rates[index - 1]} to {rate} at index {index}, but P(first i all accepted) never rises; "
+                "give them in non-increasing order"
             )
+
+
+def _normal_keys(values: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """The values with underscores in their keys; unknown keys and keys given twice are refused."""
+    normal: dict[str, Any] = {}
+    for given, value in values.items():
+        key = str(given).replace("-", "_")
+        if key in normal:
+            raise InvalidArgumentError(f"speculative_config has the key {key!r} twice, with dashes and with underscores; remove one")
+        if key not in known and key != _MEAN_RATE:
+            near = difflib.get_close_matches(key, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
+            raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
+        normal[key] = value
+    return normal
+
+
+def _length_of_mean_rate(values: Mapping[str, Any]) -> float:
+    """The acceptance length that synthetic_acceptance_rate asks for."""
+    rate, num_tokens = values[_MEAN_RATE], values.get("num_speculative_tokens", _DEFAULT_NUM_TOKENS)
+    _check_int("num_speculative_tokens", num_tokens, 1, 128)
+    if not _is_number(rate, 0, 1):
+        raise InvalidArgumentError(f"{_MEAN_RATE} is {rate!r}, but must be a number in [0, 1]")
+    for other in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
+        if other in values:
+            raise InvalidArgumentError(f"{_MEAN_RATE} is {rate}, but {other} is set too; remove one of them")
+    return 1.0 + float(rate) * int(num_tokens)
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

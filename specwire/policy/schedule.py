@@ -1,5 +1,6 @@
 """Dynamic K: how many drafts a step may verify, by its batch size (DESIGN.md section 4)."""
 
+import itertools
 from collections.abc import Sequence
 
 from specwire.errors import InvalidArgumentError
@@ -9,7 +10,7 @@ _NAME = "num_speculative_tokens_per_batch_size"
 
 
 def validate_schedule(schedule: Schedule) -> list[tuple[int, int, int]]:
-    """The entries (start, end, K) sorted by start.
+    """The entries (start, end, K) sorted by start; both ends belong to the range.
 
     Raises:
         InvalidArgumentError: not a non-empty list of integer triples, start < 1, start > end, K < 0, ranges that overlap, or a first
@@ -22,21 +23,21 @@ def validate_schedule(schedule: Schedule) -> list[tuple[int, int, int]]:
         if not isinstance(entry, (list, tuple)) or len(entry) != 3:
             raise InvalidArgumentError(f"{_NAME} holds {entry!r}, but every entry must be 3 integers [start, end, K]")
         if any(isinstance(value, bool) or not isinstance(value, int) for value in entry):
-            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, but start, end and K must be integers")
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, but start, end and K must be integers; write them without quotes or decimals")
         start, end, num_tokens = entry
         if start < 1:
-            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose start is {start}; batch sizes start at 1")
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose start is {start}, but batch sizes start at 1; raise it")
         if start > end:
             raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose start {start} is past its end {end}; swap or correct them")
         if num_tokens < 0:
-            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose K is {num_tokens}; K must be 0 or more")
+            raise InvalidArgumentError(f"{_NAME} holds {entry!r}, whose K is {num_tokens}, but K must be 0 or more; 0 drafts nothing")
         entries.append((start, end, num_tokens))
     entries.sort()
     if entries[0][0] != 1:
         raise InvalidArgumentError(
             f"{_NAME} starts at batch size {entries[0][0]}, but the first range must start at 1; add a range for smaller batches"
         )
-    for (start, end, _), (next_start, next_end, _) in zip(entries, entries[1:], strict=False):
+    for (start, end, _), (next_start, next_end, _) in itertools.pairwise(entries):
         if next_start <= end:
             raise InvalidArgumentError(f"{_NAME} has the ranges {start}-{end} and {next_start}-{next_end}, which overlap; make them disjoint")
     return entries
@@ -47,7 +48,14 @@ def dense_schedule(schedule: Schedule | None, num_speculative_tokens: int, max_n
 
     K is clipped to num_speculative_tokens; a gap takes the K of the range before it; the last K extends to max_num_seqs. Without a
     schedule every batch size has num_speculative_tokens.
+
+    Raises:
+        InvalidArgumentError: a schedule that validate_schedule refuses, max_num_seqs < 1 or num_speculative_tokens < 0 (0 = no drafting).
     """
+    if max_num_seqs < 1:
+        raise InvalidArgumentError(f"max_num_seqs is {max_num_seqs}, but must be 1 or more")
+    if num_speculative_tokens < 0:
+        raise InvalidArgumentError(f"num_speculative_tokens is {num_speculative_tokens}, but must be 0 or more; 0 drafts nothing")
     if schedule is None:
         return [0] + [num_speculative_tokens] * max_num_seqs
     table = [0] * (max_num_seqs + 1)
@@ -57,14 +65,26 @@ def dense_schedule(schedule: Schedule | None, num_speculative_tokens: int, max_n
     return table
 
 
+def schedule_ranges(table: Sequence[int]) -> list[tuple[int, int, int]]:
+    """A dense table as the fewest ranges (start, end, K), for people to read."""
+    ranges: list[tuple[int, int, int]] = []
+    for batch_size, num_tokens in enumerate(table[1:], start=1):
+        if ranges and ranges[-1][2] == num_tokens:
+            ranges[-1] = (ranges[-1][0], batch_size, num_tokens)
+        else:
+            ranges.append((batch_size, batch_size, num_tokens))
+    return ranges
+
+
 def describe_clipping(schedule: Schedule | None, num_speculative_tokens: int, max_num_seqs: int) -> list[str]:
-    """One sentence for each entry that does not take effect as written."""
+    """One sentence for each way in which an entry does not take effect as written."""
     reasons = []
     for start, end, num_tokens in validate_schedule(schedule) if schedule is not None else []:
-        if num_tokens > num_speculative_tokens:
-            reasons.append(f"[{start}, {end}, {num_tokens}]: K clipped to num_speculative_tokens = {num_speculative_tokens}")
         if start > max_num_seqs:
             reasons.append(f"[{start}, {end}, {num_tokens}]: unused, since max_num_seqs is {max_num_seqs}")
-        elif end > max_num_seqs:
+            continue
+        if num_tokens > num_speculative_tokens:
+            reasons.append(f"[{start}, {end}, {num_tokens}]: K clipped to num_speculative_tokens = {num_speculative_tokens}")
+        if end > max_num_seqs:
             reasons.append(f"[{start}, {end}, {num_tokens}]: end cut to max_num_seqs = {max_num_seqs}")
     return reasons

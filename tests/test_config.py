@@ -1,0 +1,117 @@
+"""Service configuration: every field is a flag, flags rebuild the configuration, and bad ones are refused in one line."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags, parse_flags
+from specwire.errors import InvalidArgumentError
+from specwire.speculative_config import SpeculativeConfig
+
+SERVICES = (VerifierConfig, DrafterConfig, CoordinatorConfig)
+OTHER: dict[str, Any] = {
+    "listen": ("unix:sw.sock", "0.0.0.0:0"),
+    "verifiers": ("10.0.0.1:1", "unix:v"),
+    "drafters": ("host.example:65535", "[::1]:7"),
+    "model": "-a model, with = signs",
+    "load_format": "dummy",
+    "dtype": "float32",
+    "device": "cuda:1",
+    "coordinator_id": "blue",
+    "enable_prefix_caching": False,
+    "min_draft_wait_ms": 0.25,
+    "verifier_wait_s": 0.0,
+    "speculative_config": SpeculativeConfig(num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 2, 3),)),
+}
+
+
+@pytest.mark.parametrize("kind", SERVICES)
+def test_defaults_need_no_flags(kind: type) -> None:
+    assert flags(kind()) == []
+    assert parse_flags(kind, "service", []) == kind()
+
+
+@pytest.mark.parametrize("kind", SERVICES)
+def test_every_field_travels_as_a_flag(kind: type) -> None:
+    values = {field.name: OTHER.get(field.name, field.default + 1 if isinstance(field.default, int) else None) for field in dataclasses.fields(kind)}
+    config = kind(**values)
+    assert len(flags(config)) == len(values)
+    assert parse_flags(kind, "service", flags(config)) == config
+
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1)
+
+
+@given(texts, st.integers(0, 2**40), st.booleans())
+def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> None:
+    config = VerifierConfig(model=model, kv_cache_memory=memory + 1, enable_prefix_caching=prefix_caching)
+    assert parse_flags(VerifierConfig, "service", flags(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (VerifierConfig, {"max_num_seqs": 0}, "--max-num-seqs is 0, but must be a finite number from 1 (most sequences open at once)"),
+        (VerifierConfig, {"num_threads": -1}, "--num-threads is -1"),
+        (VerifierConfig, {"dtype": "float16"}, "--dtype is 'float16', but must be: auto (bfloat16), float32 or bfloat16"),
+        (VerifierConfig, {"device": "tpu"}, "--device is 'tpu'"),
+        (VerifierConfig, {"load_format": "pickle"}, "--load-format is 'pickle'"),
+        (VerifierConfig, {"model": ""}, "--model is ''"),
+        (VerifierConfig, {"listen": ()}, "--listen is empty"),
+        (VerifierConfig, {"listen": ("50052",)}, "--listen has '50052', but must be unix:path or host:port"),
+        (VerifierConfig, {"listen": ("localhost:70000",)}, "--listen has 'localhost:70000'"),
+        (VerifierConfig, {"listen": ("localhost:http",)}, "--listen has 'localhost:http'"),
+        (VerifierConfig, {"listen": ("unix:",)}, "whose path has 0 bytes"),
+        (VerifierConfig, {"listen": ("unix:" + "x" * 108,)}, "whose path has 108 bytes"),
+        (CoordinatorConfig, {"verifiers": ("a:0",)}, "--verifiers has 'a:0'"),
+        (CoordinatorConfig, {"verifiers": ("a:1", "a:1")}, "--verifiers is 'a:1,a:1', which names an address twice"),
+        (CoordinatorConfig, {"min_draft_wait_ms": float("nan")}, "--min-draft-wait-ms is nan"),
+        (CoordinatorConfig, {"verifier_wait_s": float("inf")}, "--verifier-wait-s is inf"),
+        (CoordinatorConfig, {"max_queue": 0}, "--max-queue is 0"),
+        (DrafterConfig, {"prefill_chunk": 0}, "--prefill-chunk is 0"),
+    ],
+)
+def test_bad_values_are_refused_by_name(kind: type, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        kind(**values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-num-seqs", "many"], "'many'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
+        (["--max-num-seq", "3"], "--max-num-seq"),
+        (["--model"], "--model"),
+        (["--enable-prefix-caching", "maybe"], "'maybe' is neither true nor false"),
+        (["--speculative-config", "{"], "no JSON"),
+        (["--speculative-config", '{"metod": "ngram"}'], "did you mean 'method'?"),
+        (["--speculative-config", '{"method": "eagle"}'], "method 'eagle' is not built"),
+        (["--speculative-config", '{"num_speculative_tokens": 0}'], "num_speculative_tokens is 0"),
+        (["surplus"], "surplus"),
+    ],
+)
+def test_bad_flags_end_with_one_line_and_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(VerifierConfig, "verifier_svc", arguments)
+    assert caught.value.code == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert stderr.startswith("verifier_svc: ")
+    assert stderr.count("\n") == 1
+    assert stderr.endswith("\n")
+    assert message in stderr
+
+
+def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(CoordinatorConfig, "coordinator", ["--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(CoordinatorConfig):
+        assert f"--{field.name.replace('_', '-')}" in text
+    assert "(default 127.0.0.1:50050)" in text
