@@ -1,36 +1,10 @@
-"""How many drafts of a sequence are accepted: strict (equal to the target's token) or synthetic (by configured rates)."""
+"""Rates of synthetic acceptance, which emits drafts by chance instead of by comparison (for benchmarks)."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from specwire.errors import InvalidArgumentError
-
-
-def count_strict(target_ids: Sequence[int], draft_ids: Sequence[int]) -> int:
-    """Number of leading drafts that equal the target's own tokens (design section 3).
-
-    Args:
-        target_ids: the target's token at each row, [1 + num_drafts]; row j was computed with draft_ids[:j] as context.
-    """
-    assert len(target_ids) == len(draft_ids) + 1, f"{len(target_ids)} rows for {len(draft_ids)} drafts"
-    for num_accepted, draft_id in enumerate(draft_ids):
-        if draft_id != target_ids[num_accepted]:
-            return num_accepted
-    return len(draft_ids)
-
-
-def count_synthetic(uniforms: Sequence[float], conditional: Sequence[float], num_drafts: int) -> int:
-    """Number of leading positions i with uniforms[i] < conditional[i]; positions without a rate are rejected.
-
-    Args:
-        uniforms: at least num_drafts numbers in (0, 1).
-        conditional: rates from `conditional_rates`.
-    """
-    for num_accepted in range(min(num_drafts, len(conditional))):
-        if not uniforms[num_accepted] < conditional[num_accepted]:
-            return num_accepted
-    return min(num_drafts, len(conditional))
 
 
 def check_rates(rates: Sequence[float]) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 128
+_SMALL_BLOCK = 32
 
 
 def row_max(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +38,7 @@ def top_ordered(logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """
     size = logits.shape[1]
     num = min(num, size)
-    values, token_ids = logits.topk(min(num + 1, size), dim=1)  # one more shows a tie across the border
+    values, token_ids = _topk(logits, min(num + 1, size))  # one more shows a tie across the border
     tied = (values[:, 1:] == values[:, :-1]) & values[:, 1:].isfinite()
     values, token_ids = values[:, :num], token_ids[:, :num]
     for row in tied.any(dim=1).nonzero().squeeze(1).tolist():
@@ -47,3 +48,15 @@ def top_ordered(logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
         best, order = best[:num], order[:num]
         values[row, : len(best)], token_ids[row, : len(best)] = best, candidates[order]
     return values, token_ids
+
+
+def _topk(logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """`logits.topk(num, dim=1)`, about twice as fast on CPU: the best `num` are in the `num` blocks with the best maxima."""
+    size = logits.shape[1]
+    if size % _SMALL_BLOCK != 0 or num * _SMALL_BLOCK * 4 > size:
+        return logits.topk(num, dim=1)
+    blocks = logits.unflatten(1, (size // _SMALL_BLOCK, _SMALL_BLOCK))  # [R, B, block]
+    chosen = blocks.amax(dim=2).topk(num, dim=1, sorted=False).indices  # [R, num]
+    candidates = blocks.gather(1, chosen.unsqueeze(2).expand(-1, -1, _SMALL_BLOCK)).flatten(1)  # [R, num * block]
+    values, positions = candidates.topk(num, dim=1)
+    return values, chosen.gather(1, positions // _SMALL_BLOCK) * _SMALL_BLOCK + positions % _SMALL_BLOCK

@@ -47,8 +47,7 @@ def noise_words(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, 
         [R, vocab_size] int64 in [0, 2^32).
     """
     blocks = torch.arange((vocab_size + 3) // 4, device=keys.device).unsqueeze(0)  # [1, ceil(V / 4)]
-    words = _philox(keys, indices, choices, stream, blocks)  # 4 x [R, ceil(V / 4)]
-    return torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
+    return _philox(keys, indices, choices, stream, blocks).flatten(1)[:, :vocab_size]
 
 
 def noise_words_at(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, token_ids: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ def noise_words_at(keys: Tensor, indices: Tensor, choices: Tensor, stream: Strea
     Returns:
         [R, m] int64 in [0, 2^32).
     """
-    words = torch.stack(_philox(keys, indices, choices, stream, token_ids >> 2), dim=-1)  # [R, m, 4]
+    words = _philox(keys, indices, choices, stream, token_ids >> 2)  # [R, m, 4]
     return words.gather(-1, (token_ids & 3).unsqueeze(-1)).squeeze(-1)
 
 
@@ -85,20 +84,35 @@ def uniforms(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream) -> 
     return words.to(torch.float64).add_(0.5).mul_(2.0**-32)
 
 
-def _philox(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10 of counters (blocks [1 or R, m], index, choice, stream): four words, each [R, m] int64 in [0, 2^32).
+def _philox(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, blocks: Tensor) -> Tensor:
+    """Philox4x32-10 of counters (block, index, choice, stream).
 
     The 64-bit product of two words wraps in int64, but its bits are right; masking turns its halves into words again.
     A low half needs no mask before the xor that it goes into, since the sum of both is masked.
+
+    Args:
+        blocks: [1 or R, m] int64.
+
+    Returns:
+        [R, m, 4] int64 in [0, 2^32).
     """
-    k0, k1 = (keys & _MASK).unsqueeze(1), ((keys >> 32) & _MASK).unsqueeze(1)  # [R, 1]
-    c0, c1, c2 = blocks, indices.unsqueeze(1), choices.unsqueeze(1)
-    c3 = torch.full_like(c1, int(stream))
-    for _ in range(_NUM_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0 = (product1 >> 32).bitwise_xor(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
-        c2 = (product0 >> 32).bitwise_xor(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
-        c1, c3 = product1, product0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    shape = torch.broadcast_shapes(c0.shape, c2.shape)
-    return c0.expand(shape), (c1 & _MASK).expand(shape), c2.expand(shape), (c3 & _MASK).expand(shape)
+    device = keys.device
+    steps = torch.tensor(_KEY_STEPS, device=device).unsqueeze(1)  # [2, 1]
+    key_words = torch.stack([keys, keys >> 32])  # [2, R], upper halves masked below
+    rounds = torch.arange(_NUM_ROUNDS, device=device).view(-1, 1, 1)
+    round_keys = ((key_words + rounds * steps) & _MASK).unsqueeze(-1)  # [10, 2, R, 1]
+    multipliers = torch.tensor(_MULTIPLIERS, device=device).view(2, 1, 1)
+
+    shape = (len(keys), blocks.shape[1])
+    state = torch.stack([blocks.expand(shape), choices.unsqueeze(1).expand(shape)])  # [2, R, m]: counter words 0 and 2
+    word0, word2 = state.unbind(0)  # views
+    word1, word3 = indices.unsqueeze(1), torch.full_like(indices, int(stream)).unsqueeze(1)  # [R, 1], later [R, m]
+    products, spare = torch.empty_like(state), torch.empty_like(state)
+    for round_key in round_keys.unbind(0):
+        product0, product2 = torch.mul(state, multipliers, out=products).unbind(0)
+        torch.bitwise_right_shift(product2, 32, out=word0).bitwise_xor_(word1)
+        torch.bitwise_right_shift(product0, 32, out=word2).bitwise_xor_(word3)
+        state.bitwise_xor_(round_key).bitwise_and_(_MASK)
+        word1, word3 = product2, product0
+        products, spare = spare, products
+    return torch.stack([word0, word1 & _MASK, word2, word3 & _MASK], dim=-1)

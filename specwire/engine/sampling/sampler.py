@@ -11,7 +11,7 @@ from specwire.engine.sampling.philox import GUMBEL_MAX, GUMBEL_MIN, Stream, gumb
 from specwire.engine.sampling.support import Filters, filtered_support
 from specwire.sampling_params import GREEDY_EPSILON, SamplingParams
 
-_CPU_CHUNK = 2**18
+_CPU_CHUNK = 2**17
 _DEVICE_CHUNK = 2**24
 """Most noise words made at once; on CPU their intermediate values should stay in the cache."""
 _SPARSE_SHARE = 8
@@ -84,11 +84,12 @@ class SampledRows:
     top2: Tensor | None  # [R] float32, see SampleMargins; only when asked
     borders: Tensor | None  # [R] float32
 
-    def margins(self, start: int, end: int) -> tuple[SampleMargins, ...]:
-        """The margins of some rows; only where they were asked for."""
+    @property
+    def margins(self) -> list[SampleMargins]:
+        """The margins of each row; only where they were asked for."""
         assert self.top2 is not None, "sampled without margins"
         assert self.borders is not None, "sampled without margins"
-        return tuple(SampleMargins(*pair) for pair in zip(self.top2[start:end].tolist(), self.borders[start:end].tolist(), strict=True))
+        return [SampleMargins(*pair) for pair in zip(self.top2.tolist(), self.borders.tolist(), strict=True)]
 
 
 def sample_greedy(logits: Tensor) -> SampledRows:

@@ -1,18 +1,20 @@
 """One round's sampling and acceptance over ragged rows of logits. It reads sequences and never changes them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
 
-from specwire.engine.sampling.acceptance import count_strict, count_synthetic
 from specwire.engine.sampling.logprobs import TokenLogprobs, raw_logprobs
 from specwire.engine.sampling.philox import Stream, uniforms
 from specwire.engine.sampling.processors import process_rows
-from specwire.engine.sampling.sampler import SampledRows, SampleMargins, SamplerRows, sample_greedy, sample_rows
+from specwire.engine.sampling.sampler import SampleMargins, SamplerRows, sample_greedy, sample_rows
 from specwire.engine.sampling.slot import SlotSampling
+
+_CHEAP_TOP_K = 128
+"""Up to this top_k, sampling all rows of a segment at once costs less than sampling them one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class SegmentTokens:
 
 
 def sample_segments(logits: Tensor, segments: Sequence[SegmentRows], *, margins: bool = False) -> list[SegmentTokens]:
-    """Sample the target's token at every row, then accept the leading drafts of each segment.
+    """Sample the target's tokens and accept the leading drafts of each segment.
 
-    The rows of all segments are sampled at once: row j assumes the drafts before it, and is only used if they were accepted.
+    Row j is sampled as if the drafts before it had been emitted, and used only if they were.
 
     Args:
         logits: [R, V] float32, raw, R = sum of num_rows in the order of the segments. Not modified.
@@ -66,88 +68,117 @@ def sample_segments(logits: Tensor, segments: Sequence[SegmentRows], *, margins:
     """
     starts = [0, *accumulate(segment.num_rows for segment in segments)]
     assert starts[-1] == len(logits), f"{len(logits)} rows of logits for segments of {starts[-1]} rows"
-    sampled = _sample_targets(logits, segments, starts, margins)
-    targets, bad_rows = sampled.token_ids.tolist(), sampled.is_bad.tolist()
-    draws = _synthetic_draws(segments, starts, logits.device)
+    positions = [(segment, j) for segment in segments for j in range(segment.num_rows)]
+    processed, raw_is_bad = _process(logits, segments, starts)
+    draws = _synthetic_draws(segments, positions, logits.device)
 
-    emitted: list[tuple[int, ...]] = []
-    is_bad: list[bool] = []
-    for segment, start, end in zip(segments, starts, starts[1:], strict=False):
-        token_ids = _accept(segment, targets[start:end], draws[start:end])
-        good = token_ids[: bad_rows.index(True, start) - start] if True in bad_rows[start : start + len(token_ids)] else token_ids
-        emitted.append(good)
-        is_bad.append(len(good) < len(token_ids))
+    samples: dict[int, _RowSample] = {}
+    num_accepted = [0] * len(segments)
+    unfinished = list(range(len(segments)))
+    while unfinished:  # once, unless rows that cost much wait until the drafts before them are accepted
+        wave = [row for i in unfinished for row in _rows_to_sample(segments[i], starts[i], num_accepted[i])]
+        samples |= _sample(processed, raw_is_bad, wave, [positions[row] for row in wave], margins)
+        for i in unfinished:
+            num_accepted[i] = _count_accepted(segments[i], starts[i], num_accepted[i], samples, draws)
+        unfinished = [i for i in unfinished if starts[i] + num_accepted[i] not in samples]
 
-    logprobs = _logprobs(logits, segments, starts, emitted)
-    return [
-        SegmentTokens(
-            num_accepted=len(token_ids) - (not bad),
-            token_ids=token_ids,
-            is_bad=bad,
-            logprobs=logprobs.get(i),
-            margins=sampled.margins(start, start + len(token_ids)) if margins else None,
-        )
-        for i, (start, token_ids, bad) in enumerate(zip(starts, emitted, is_bad, strict=False))
-    ]
+    results = []
+    for segment, start, num in zip(segments, starts, num_accepted, strict=False):
+        emitted = [samples[start + j] for j in range(num + 1)]
+        is_bad = emitted[-1].is_bad
+        token_ids = (*segment.draft_ids[:num],) if is_bad else (*segment.draft_ids[:num], emitted[-1].token_id)
+        row_margins = tuple(sample.margins for sample in emitted[: len(token_ids)] if sample.margins is not None) if margins else None
+        results.append(SegmentTokens(num, token_ids, is_bad, None, row_margins))
+    return _with_logprobs(results, logits, segments, starts)
 
 
-def _sample_targets(logits: Tensor, segments: Sequence[SegmentRows], starts: Sequence[int], margins: bool) -> SampledRows:
-    """The target's token at every row."""
-    processed = [i for i, segment in enumerate(segments) if segment.allowed_mask is not None or segment.slot.processes_at(segment.first_index)]
-    rows = logits.clone() if processed else logits
-    for i in processed:
+@dataclass(frozen=True, slots=True)
+class _RowSample:
+    """The target's token at one row."""
+
+    token_id: int
+    is_bad: bool
+    margins: SampleMargins | None
+
+
+def _process(logits: Tensor, segments: Sequence[SegmentRows], starts: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Processed logits, and which raw rows are bad ([R] bool) where processing can hide it; the logits themselves if nobody asks."""
+    asking = [i for i, segment in enumerate(segments) if segment.allowed_mask is not None or segment.slot.processes_at(segment.first_index)]
+    if not asking:
+        return logits, None
+    processed = logits.clone()
+    for i in asking:
         segment = segments[i]
-        process_rows(rows[starts[i] : starts[i + 1]], segment.slot, segment.first_index, segment.draft_ids, segment.allowed_mask)
-    if not margins and all(segment.slot.params.is_greedy for segment in segments):
-        sampled = sample_greedy(rows)
+        process_rows(processed[starts[i] : starts[i + 1]], segment.slot, segment.first_index, segment.draft_ids, segment.allowed_mask)
+    best = logits.amax(dim=1)
+    return processed, best.isnan() | best.isposinf()
+
+
+def _rows_to_sample(segment: SegmentRows, start: int, num_accepted: int) -> range:
+    """The rows to sample next: all that are left where they cost little together, else only the first."""
+    params = segment.slot.params
+    is_cheap = params.is_greedy or 0 < params.top_k <= _CHEAP_TOP_K
+    return range(start + num_accepted, start + (segment.num_rows if is_cheap else num_accepted + 1))
+
+
+def _sample(
+    processed: Tensor, raw_is_bad: Tensor | None, rows: Sequence[int], positions: Sequence[tuple[SegmentRows, int]], margins: bool
+) -> dict[int, _RowSample]:
+    """Sample some rows; positions are their (segment, row in it)."""
+    if len(rows) < len(processed):
+        index = torch.tensor(rows, device=processed.device)
+        processed, raw_is_bad = processed[index], None if raw_is_bad is None else raw_is_bad[index]
+    if margins or not all(segment.slot.params.is_greedy for segment, _ in positions):
+        sampled = sample_rows(processed, _sampler_rows(positions, processed.device), margins=margins)
     else:
-        sampled = sample_rows(rows, _sampler_rows(segments, logits.device), margins=margins)
-    if processed:  # a mask may hide a NaN, but not make the row trustworthy
-        raw = logits.amax(dim=1)
-        sampled.is_bad.logical_or_(raw.isnan() | raw.isposinf())
-    return sampled
+        sampled = sample_greedy(processed)
+    is_bad = sampled.is_bad if raw_is_bad is None else sampled.is_bad | raw_is_bad
+    row_margins = sampled.margins if margins else [None] * len(rows)
+    samples = zip(sampled.token_ids.tolist(), is_bad.tolist(), row_margins, strict=True)
+    return {row: _RowSample(*sample) for row, sample in zip(rows, samples, strict=True)}
 
 
-def _sampler_rows(segments: Sequence[SegmentRows], device: torch.device) -> SamplerRows:
-    rows = [(segment, j) for segment in segments for j in range(segment.num_rows)]
+def _sampler_rows(positions: Sequence[tuple[SegmentRows, int]], device: torch.device) -> SamplerRows:
     return SamplerRows.build(
-        params=[segment.slot.params for segment, _ in rows],
-        keys=[segment.slot.key for segment, _ in rows],
-        indices=[segment.first_index + j for segment, j in rows],
-        choices=[segment.slot.choice for segment, _ in rows],
+        params=[segment.slot.params for segment, _ in positions],
+        keys=[segment.slot.key for segment, _ in positions],
+        indices=[segment.first_index + j for segment, j in positions],
+        choices=[segment.slot.choice for segment, _ in positions],
         device=device,
     )
 
 
-def _synthetic_draws(segments: Sequence[SegmentRows], starts: Sequence[int], device: torch.device) -> list[float]:
+def _synthetic_draws(segments: Sequence[SegmentRows], positions: Sequence[tuple[SegmentRows, int]], device: torch.device) -> list[float]:
     """The uniform of each row's token index, [R]; empty if no segment is synthetic."""
-    if all(segment.slot.synthetic_rates is None for segment in segments):
+    if all(segment.slot.conditional_rates is None for segment in segments):
         return []
-    rows = _sampler_rows(segments, device)
+    rows = _sampler_rows(positions, device)
     return uniforms(rows.keys, rows.indices, rows.choices, Stream.SYNTHETIC).tolist()
 
 
-def _accept(segment: SegmentRows, targets: Sequence[int], draws: Sequence[float]) -> tuple[int, ...]:
-    """The accepted drafts and the next token."""
-    rates = segment.slot.synthetic_rates
-    num_drafts = len(segment.draft_ids)
-    num_accepted = count_strict(targets, segment.draft_ids) if rates is None else count_synthetic(draws, rates, num_drafts)
-    return (*segment.draft_ids[:num_accepted], targets[num_accepted])
+def _count_accepted(segment: SegmentRows, start: int, num_accepted: int, samples: Mapping[int, _RowSample], draws: Sequence[float]) -> int:
+    """Go on accepting from num_accepted, as far as rows are sampled and good."""
+    rates = segment.slot.conditional_rates
+    for position in range(num_accepted, len(segment.draft_ids)):
+        sample = samples.get(start + position)
+        if sample is None or sample.is_bad:
+            return position
+        if rates is None:
+            is_accepted = segment.draft_ids[position] == sample.token_id
+        else:
+            is_accepted = position < len(rates) and draws[start + position] < rates[position]
+        if not is_accepted:
+            return position
+    return len(segment.draft_ids)
 
 
-def _logprobs(
-    logits: Tensor, segments: Sequence[SegmentRows], starts: Sequence[int], emitted: Sequence[Sequence[int]]
-) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """Log-probabilities of the emitted tokens, by segment, of those that ask."""
+def _with_logprobs(results: Sequence[SegmentTokens], logits: Tensor, segments: Sequence[SegmentRows], starts: Sequence[int]) -> list[SegmentTokens]:
+    """Add log-probabilities of the emitted tokens to the segments that ask for them."""
     nums_top = {i: segment.slot.params.logprobs for i, segment in enumerate(segments) if segment.slot.params.logprobs is not None}
-    rows = [starts[i] + j for i in nums_top for j in range(len(emitted[i]))]
-    if not rows:
-        return dict.fromkeys(nums_top, ())
-    entries = iter(
-        raw_logprobs(
-            logits[torch.tensor(rows, device=logits.device)],
-            [token_id for i in nums_top for token_id in emitted[i]],
-            [num for i, num in nums_top.items() for _ in emitted[i]],
-        )
-    )
-    return {i: tuple(islice(entries, len(emitted[i]))) for i in nums_top}
+    if not nums_top:
+        return list(results)
+    rows = [starts[i] + j for i in nums_top for j in range(len(results[i].token_ids))]
+    token_ids = [token_id for i in nums_top for token_id in results[i].token_ids]
+    nums = [num for i, num in nums_top.items() for _ in results[i].token_ids]
+    entries = iter(raw_logprobs(logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)], token_ids, nums))
+    return [replace(result, logprobs=tuple(islice(entries, len(result.token_ids)))) if i in nums_top else result for i, result in enumerate(results)]

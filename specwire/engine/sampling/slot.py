@@ -48,7 +48,7 @@ class SlotSampling:
         self.choice = choice
         self.vocab_size = vocab_size
         self.num_prompt_tokens = num_prompt_tokens
-        self.synthetic_rates = None if synthetic_rates is None else conditional_rates(synthetic_rates)
+        self.conditional_rates = None if synthetic_rates is None else conditional_rates(synthetic_rates)
 
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
         banned_ids = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
