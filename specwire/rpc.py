@@ -156,6 +156,21 @@ async def is_serving(channel: grpc.aio.Channel, timeout_s: float = 1.0) -> bool:
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def wait_serving(channel: grpc.aio.Channel) -> None:
+    """Returns once the peer's overall health is SERVING; a peer that can't be reached yet is waited for."""
+    while True:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        try:
+            async for reply in call:
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            logger.debug("health watch ended: %s", error.code().name)
+        finally:
+            call.cancel()
+        await asyncio.sleep(0.1)  # the peer went away while it was watched
+
+
 async def wait_for_stop_signal() -> None:
     """Returns at the first SIGTERM or SIGINT."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
