@@ -1,0 +1,44 @@
+"""`python -m drafter_svc --flag value`: one drafter process."""
+
+import asyncio
+import logging
+import os
+import sys
+
+from specwire.config import DrafterConfig, parse_flags
+from specwire.process import run_service
+from specwire.rpc import wait_for_stop_signal
+
+from .server import DrafterServer
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(config: DrafterConfig) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    server = DrafterServer(config)
+    await server.start()
+    stopped, ready = asyncio.create_task(wait_for_stop_signal()), asyncio.create_task(server.wait_ready())
+    await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if not stopped.done():
+            await ready
+            logger.info("ready: drafter %s", " ".join(server.addresses))
+            await stopped
+    finally:
+        ready.cancel()
+        stopped.cancel()
+        if not await server.stop():
+            # A thread inside a library's native code can crash the interpreter's own ending.
+            logger.info("leaving while the model is still busy")
+            os._exit(0)
+
+
+def main() -> None:
+    """Entry point."""
+    config = parse_flags(DrafterConfig, "drafter_svc", sys.argv[1:])
+    run_service("drafter", lambda: serve(config))
+
+
+if __name__ == "__main__":
+    main()

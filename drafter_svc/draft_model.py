@@ -1,0 +1,257 @@
+"""A small model drafts token by token, with a paged KV cache of its own and the target's noise.
+
+Only the temperature of a request's sampling parameters is applied: filters, penalties and masks are the target's, which corrects
+what drafts do not know of.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from specwire.engine.batch import Segment
+from specwire.engine.block_manager import BlockManager
+from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
+from specwire.engine.models.decoder import NUMERICS_VERSION, Decoder
+from specwire.engine.runner import ModelRunner
+from specwire.engine.sampling.draft import sample_draft
+from specwire.errors import InvalidArgumentError
+from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+
+from .method import Ask, Drafts
+
+logger = logging.getLogger(__name__)
+
+_MAX_INLINE_TOKENS = 16
+"""Tokens without KV that a sequence may have and still be drafted for at once; with more it waits for `catch_up`."""
+_MIN_SHARE = 16
+"""Least tokens of a background chunk that one sequence gets."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Sequence:
+    """Committed tokens, how to sample, and the drafts whose KV follows that of the committed tokens."""
+
+    token_ids: list[int]
+    temperature: float
+    key: int
+    choice: int
+    fed_drafts: list[int] = dataclasses.field(default_factory=list)
+
+
+class DraftModel:
+    """Drafts with a model of the Llama family. Draft j (from 1) of a sequence of n tokens uses the noise of index n - 1 + j.
+
+    A draft's score is its probability under the draft model at the request's temperature (at 1 if greedy).
+
+    Args:
+        model: the draft model.
+        num_blocks: KV blocks.
+        max_num_drafts: most drafts at once (K).
+        max_num_seqs: for the description.
+        max_model_len: no sequence is drafted past this many tokens; None = the model's context.
+        greedy: draft by argmax whatever the request's temperature.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int,
+        max_num_drafts: int,
+        max_num_seqs: int = 64,
+        max_model_len: int | None = None,
+        greedy: bool = False,
+        model_id: str = "",
+        tokenizer_fingerprint: str = "",
+    ) -> None:
+        config = model.config
+        self._max_model_len = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+        self._max_num_drafts = max_num_drafts
+        self._greedy = greedy
+        self._vocab_size = config.vocab_size
+        self._runner = ModelRunner(model, KVCache(config, num_blocks, model.dtype, model.device))
+        self._blocks = BlockManager(num_blocks)
+        self._max_inline = max(_MAX_INLINE_TOKENS, max_num_drafts + 1)
+        self._sequences: dict[int, _Sequence] = {}
+        self._behind: dict[int, None] = {}  # an ordered set: sequences that wait for `catch_up`, next one first
+        self._description = ServiceDescription(
+            model_id=model_id,
+            instance_id="",
+            vocab_size=config.vocab_size,
+            max_model_len=self._max_model_len,
+            max_num_draft_tokens=max_num_drafts,
+            max_num_seqs=max_num_seqs,
+            weights_hash=model.weights_hash,
+            tokenizer_fingerprint=tokenizer_fingerprint,
+            dtype=str(model.dtype).removeprefix("torch."),
+            numerics_version=str(NUMERICS_VERSION),
+            device=str(model.device),
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            method="draft_model",
+            eos_token_ids=config.eos_token_ids,
+        )
+
+    @property
+    def description(self) -> ServiceDescription:
+        return self._description
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free_blocks
+
+    def check_integrity(self) -> None:
+        """Asserts that blocks and sequences agree. For tests."""
+        self._blocks.check_integrity()
+        assert self._blocks.num_sequences == len(self._sequences), f"{self._blocks.num_sequences} own blocks, {len(self._sequences)} are open"
+        assert self._behind.keys() <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
+
+    def open(self, seq_id: int, request: DraftOpen) -> None:
+        self._check_ids(request.token_ids)
+        params = request.sampling
+        temperature = 0.0 if self._greedy or params.is_greedy else params.temperature
+        self._sequences[seq_id] = _Sequence(list(request.token_ids), temperature, request.noise_key, request.choice)
+        self._blocks.open(seq_id, request.token_ids, request.tenant_cache_key)
+        self._note_if_behind(seq_id)
+
+    def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        self._check_ids(token_ids)
+        sequence = self._sequences[seq_id]
+        num_kept = _common_prefix(sequence.fed_drafts, token_ids)
+        self._blocks.finalize(seq_id, token_ids[:num_kept])
+        self._blocks.set_computed(seq_id, self._blocks.num_final_tokens(seq_id))
+        sequence.fed_drafts = []
+        sequence.token_ids.extend(token_ids)
+        self._note_if_behind(seq_id)
+
+    def close(self, seq_id: int) -> None:
+        del self._sequences[seq_id]
+        self._behind.pop(seq_id, None)
+        self._blocks.close(seq_id)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
+        """One forward pass a draft position over all sequences that get that many; the first also computes what was committed since."""
+        limits = [self._reserve(ask) for ask in asks]
+        rows = [(ask.seq_id, limit) for ask, limit in zip(asks, limits, strict=True) if not isinstance(limit, RowStatus) and limit]
+        drafts = iter(self._draft(rows))
+        return [Drafts(limit) if isinstance(limit, RowStatus) else next(drafts) if limit else Drafts(RowStatus.OK) for limit in limits]
+
+    def catch_up(self, budget: int) -> int:
+        """One chunk, shared among the sequences that are behind. Those without blocks wait until some are free."""
+        ready = [seq_id for seq_id in self._behind if self._blocks.reserve(seq_id, self._num_tokens(seq_id))]
+        share = max(_MIN_SHARE, budget // len(ready)) if ready else 0
+        chosen: list[tuple[int, int]] = []
+        for seq_id in ready:
+            # The last token is computed when drafts are asked for: they need its logits.
+            missing = self._num_tokens(seq_id) - 1 - self._blocks.num_final_tokens(seq_id)
+            num_tokens = min(missing, share, budget)
+            if num_tokens <= 0:
+                break
+            budget -= num_tokens
+            chosen.append((seq_id, num_tokens))
+            del self._behind[seq_id]
+            if num_tokens < missing:
+                self._behind[seq_id] = None
+        if chosen:
+            self._compute_committed(chosen)
+        return sum(num_tokens for _, num_tokens in chosen)
+
+    def _num_tokens(self, seq_id: int) -> int:
+        return len(self._sequences[seq_id].token_ids)
+
+    def _num_missing(self, seq_id: int) -> int:
+        return self._num_tokens(seq_id) - self._blocks.num_final_tokens(seq_id)
+
+    def _note_if_behind(self, seq_id: int) -> None:
+        if self._num_missing(seq_id) > self._max_inline and self._num_tokens(seq_id) < self._max_model_len:
+            self._behind.setdefault(seq_id)
+        elif self._num_tokens(seq_id) >= self._max_model_len:
+            self._behind.pop(seq_id, None)
+
+    def _reserve(self, ask: Ask) -> int | RowStatus:
+        """How many drafts a sequence gets now, with blocks for them, or why none."""
+        num_tokens = self._num_tokens(ask.seq_id)
+        num_drafts = min(ask.num_drafts, self._max_num_drafts, self._max_model_len - num_tokens)
+        if num_drafts <= 0 or num_tokens == 0:
+            return 0
+        if self._num_missing(ask.seq_id) > self._max_inline:
+            starved = self._blocks.num_missing_blocks(ask.seq_id, num_tokens) > self._blocks.num_free_blocks
+            return RowStatus.OUT_OF_BLOCKS if starved else RowStatus.CATCHING_UP
+        # The last draft is never fed, so that it needs no KV.
+        return num_drafts if self._blocks.reserve(ask.seq_id, num_tokens + num_drafts - 1) else RowStatus.OUT_OF_BLOCKS
+
+    def _draft(self, rows: Sequence[tuple[int, int]]) -> list[Drafts]:
+        """Drafts for (seq_id, num_drafts > 0) rows whose blocks are reserved."""
+        if not rows:
+            return []
+        token_ids: list[list[int]] = [[] for _ in rows]
+        scores: list[list[float]] = [[] for _ in rows]
+        hidden_rows = self._compute_committed([(seq_id, self._num_missing(seq_id)) for seq_id, _ in rows], resume=True)
+        live = list(range(len(rows)))
+        for position in range(max(num_drafts for _, num_drafts in rows)):
+            if position:
+                live = [row for row in live if rows[row][1] > position]
+                hidden_rows = self._forward(
+                    [
+                        Segment([token_ids[row][-1]], self._num_tokens(rows[row][0]) + position - 1, self._blocks.block_table(rows[row][0]))
+                        for row in live
+                    ]
+                )
+            sequences = [self._sequences[rows[row][0]] for row in live]
+            samples = sample_draft(
+                self._runner.logits(hidden_rows, range(len(live))),
+                temperatures=[sequence.temperature for sequence in sequences],
+                keys=[sequence.key for sequence in sequences],
+                indices=[len(sequence.token_ids) + position for sequence in sequences],
+                choices=[sequence.choice for sequence in sequences],
+            )
+            for row, token_id, score in zip(live, samples.token_ids.tolist(), samples.probs.tolist(), strict=True):
+                token_ids[row].append(token_id)
+                scores[row].append(score)
+        for (seq_id, num_drafts), drafted in zip(rows, token_ids, strict=True):
+            self._sequences[seq_id].fed_drafts = drafted[:-1]
+            self._blocks.set_computed(seq_id, self._num_tokens(seq_id) + num_drafts - 1)
+        return [Drafts(RowStatus.OK, *row) for row in zip(token_ids, scores, strict=True)]
+
+    def _compute_committed(self, chosen: Sequence[tuple[int, int]], *, resume: bool = False) -> torch.Tensor:
+        """Computes the next num_tokens committed tokens of each (seq_id, num_tokens); hidden states of the last one each [S, hidden_size].
+
+        With `resume`, a sequence that has none left computes its last token again, for its hidden state.
+        """
+        segments = []
+        for seq_id, num_tokens in chosen:
+            known, start = self._sequences[seq_id].token_ids, self._blocks.num_final_tokens(seq_id)
+            first = min(start, len(known) - 1) if resume else start
+            segments.append(Segment(known[first : start + num_tokens], first, self._blocks.block_table(seq_id)))
+        hidden = self._forward(segments)
+        for seq_id, num_tokens in chosen:
+            start = self._blocks.num_final_tokens(seq_id)
+            self._blocks.finalize(seq_id, self._sequences[seq_id].token_ids[start : start + num_tokens])
+            if resume:
+                self._behind.pop(seq_id, None)
+        return hidden
+
+    def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Hidden states [S, hidden_size] of each segment's last token."""
+        batch = self._runner.batch(segments)
+        hidden = self._runner.forward(batch)
+        return hidden[torch.tensor(batch.row_starts[1:], device=hidden.device) - 1]
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+            raise InvalidArgumentError(
+                f"token id {wrong} is not in the draft model's vocabulary, 0 to {self._vocab_size - 1}; the sequence is decoded without drafts"
+            )
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of leading elements that are equal."""
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,69 @@
+"""Loads the draft model that the configuration names."""
+
+import logging
+import os
+import time
+
+from specwire.config import DrafterConfig
+from specwire.engine.checkpoint import resolve_model
+from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
+from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.loader import dummy_model, load_model, parse_dtype
+from specwire.engine.runner import set_num_threads
+from specwire.errors import InvalidArgumentError
+from specwire.tokenizer import Tokenizer
+
+from .draft_model import DraftModel
+
+logger = logging.getLogger(__name__)
+
+
+def load_draft_model(config: DrafterConfig) -> DraftModel:
+    """Loads weights and allocates KV blocks, on the thread that will run the model.
+
+    Raises:
+        SpecwireError: the model is missing or not supported, or kv_cache_memory holds no sequence.
+    """
+    spec = config.speculative_config
+    assert spec.model is not None, "a configuration with method draft_model names its model"
+    set_num_threads(config.num_threads or os.cpu_count() or 1)
+    started = time.monotonic()
+    folder = resolve_model(spec.model)
+    shape = ModelConfig.from_folder(folder)
+    dtype = parse_dtype("bfloat16" if config.dtype == "auto" else config.dtype)
+    max_model_len = min(spec.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings)
+    num_blocks = _num_blocks(config, KVCache.bytes_per_block(shape, dtype), max_model_len)
+    model = dummy_model(shape, dtype, config.device) if config.load_format == "dummy" else load_model(folder, dtype, config.device)
+    fingerprint = ""
+    if (folder / "tokenizer.json").is_file():
+        fingerprint = Tokenizer.from_folder(folder).fingerprint
+    else:
+        logger.warning("%s has no tokenizer.json: whether its ids are the target's is not checked", folder)
+    logger.info(
+        "%s (%s) with %d KV blocks of %d tokens, loaded in %.1f s", spec.model, str(dtype).removeprefix("torch."), num_blocks, BLOCK_SIZE,
+        time.monotonic() - started,
+    )  # fmt: skip
+    return DraftModel(
+        model,
+        num_blocks=num_blocks,
+        max_num_drafts=spec.num_speculative_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        greedy=spec.draft_sample_method == "greedy",
+        model_id=spec.model,
+        tokenizer_fingerprint=fingerprint,
+    )
+
+
+def _num_blocks(config: DrafterConfig, bytes_per_block: int, max_model_len: int) -> int:
+    """As many blocks as the memory holds, but not more than all sequences at full length need."""
+    blocks_per_sequence = -(-max_model_len // BLOCK_SIZE)
+    num_blocks = min(config.kv_cache_memory // bytes_per_block, config.max_num_seqs * blocks_per_sequence)
+    if num_blocks < min(blocks_per_sequence, 2):
+        raise InvalidArgumentError(
+            f"kv_cache_memory is {config.kv_cache_memory} bytes, which is {num_blocks} KV blocks of {bytes_per_block} bytes; "
+            f"give at least {2 * bytes_per_block} ({blocks_per_sequence * bytes_per_block} hold one sequence of {max_model_len} tokens)"
+        )
+    if num_blocks < blocks_per_sequence:
+        logger.warning("%d KV blocks hold no sequence of %d tokens: long sequences get no drafts", num_blocks, max_model_len)
+    return num_blocks

@@ -1,0 +1,105 @@
+"""What a drafting method offers, and which methods this build has."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from specwire.config import DrafterConfig
+from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+
+UNLIMITED_MODEL_LEN = 2**31 - 1
+"""max_model_len of a method that takes sequences of any length."""
+
+
+class Ask(NamedTuple):
+    """One sequence to draft for: at most num_drafts tokens, 0 or more."""
+
+    seq_id: int
+    num_drafts: int
+
+
+class Drafts(NamedTuple):
+    """The answer to one `Ask`: OK with 0 or more drafts, or CATCHING_UP or OUT_OF_BLOCKS with none.
+
+    scores: one a draft token, in [0, 1]; the method's own measure of how likely the token is to be accepted once those before it
+    are. Not yet a probability: whoever budgets by it calibrates it.
+    """
+
+    status: RowStatus
+    token_ids: list[int] = []  # noqa: RUF012 - never written
+    scores: list[float] = []  # noqa: RUF012 - never written
+
+
+class Method(Protocol):
+    """Drafts for many sequences. One thread owns it, from its making on; a call never waits for anything but the work it does.
+
+    Sequences are keyed by ints that the caller chooses. What a method drafts depends only on a sequence's tokens and sampling
+    parameters, never on how they got there or on what it drafted before.
+    """
+
+    @property
+    def description(self) -> ServiceDescription:
+        """What the method knows of itself; the service fills in the rest (instance, build, measured costs)."""
+        ...
+
+    def open(self, seq_id: int, request: DraftOpen) -> None:
+        """Starts a sequence with all its tokens so far; returns at once, computing them is `catch_up`'s work.
+
+        Raises:
+            InvalidArgumentError: this sequence can't be drafted for (ids outside the vocabulary); it is not open then.
+        """
+        ...
+
+    def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """Committed tokens follow those known.
+
+        Raises:
+            InvalidArgumentError: as `open`; nothing was appended, and the caller must close the sequence.
+        """
+        ...
+
+    def close(self, seq_id: int) -> None:
+        """Ends a sequence and frees what it held."""
+        ...
+
+    def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
+        """Drafts that follow the sequences' tokens, in the order of `asks` (no sequence twice)."""
+        ...
+
+    def catch_up(self, budget: int) -> int:
+        """Background work on sequences that are too far behind to draft for: at most `budget` tokens. Returns how many it computed."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that sequences could take now; 0 for a method without KV."""
+        ...
+
+
+def build_method(config: DrafterConfig) -> Method:
+    """Makes the configured method; may load a model.
+
+    Raises:
+        SpecwireError: no method, one that is not built, or its model can't be loaded.
+    """
+    name = config.speculative_config.method
+    if name is None:
+        raise InvalidArgumentError(f"speculative_config.method is null, so that there is nothing to serve; choose one of {', '.join(METHODS)}")
+    if name not in METHODS:
+        raise UnsupportedError(f"method {name!r} is not built; use one of {', '.join(METHODS)}")
+    return METHODS[name](config)
+
+
+def _ngram(config: DrafterConfig) -> Method:
+    from .ngram import Ngram
+
+    return Ngram.from_config(config)
+
+
+def _draft_model(config: DrafterConfig) -> Method:
+    from .load import load_draft_model
+
+    return load_draft_model(config)
+
+
+METHODS: dict[str, Callable[[DrafterConfig], Method]] = {"ngram": _ngram, "draft_model": _draft_model}

@@ -1,0 +1,179 @@
+"""The one thread that owns the drafting method and every session's sequences.
+
+Rounds come first and are merged into one batch; between them background work runs in bounded chunks.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from specwire.errors import InternalError, SpecwireError
+from specwire.messages import DraftCost, DraftResult, DraftRound, DraftRowResult, RoundTiming
+
+from .cost import measure_draft_cost
+from .method import Ask, Method
+from .session import SequencePool, Session
+
+logger = logging.getLogger(__name__)
+
+_MAX_BATCHES_BEFORE_CHUNK = 4
+"""Batches in a row that may delay waiting background work: rounds of many lanes must not starve new sequences."""
+
+
+class _Job(NamedTuple):
+    """A message of a session, or, without one, its end."""
+
+    session: Session
+    message: DraftRound | None
+    received_ns: int
+
+
+class Worker:
+    """Runs rounds in the order of their arrival. All public methods return at once and may be called from any thread.
+
+    Args:
+        build: makes the method, on the worker's own thread.
+        max_num_seqs: most sequences over all sessions.
+        chunk: most tokens of background work between two batches.
+        cost_budget_s: time for the measurement of draft costs at the start; 0 = none.
+    """
+
+    def __init__(self, build: Callable[[], Method], *, max_num_seqs: int, chunk: int, cost_budget_s: float = 3.0) -> None:
+        self.ready: Future[Method] = Future()
+        """Resolves when the method is made and measured, or to the error that kept it from that."""
+        self.draft_cost: tuple[DraftCost, ...] = ()
+        self.pool = SequencePool(max_num_seqs)
+        self._build = build
+        self._chunk = chunk
+        self._cost_budget_s = cost_budget_s
+        self._jobs: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._sessions: set[Session] = set()  # the thread's own
+        self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def open_session(self, label: str, deliver: Callable[[DraftResult | SpecwireError | None], None]) -> Session:
+        """A session of the ready method. Every message that is submitted for it is answered once through `deliver`, in order, on the
+        worker's thread: a result, None if the message has no rows, or the error that ended the session (nothing follows it)."""
+        return Session(label, self.ready.result(timeout=0), self.pool, deliver)
+
+    def submit(self, session: Session, message: DraftRound, received_ns: int) -> None:
+        self._put(_Job(session, message, received_ns))
+
+    def close_session(self, session: Session) -> None:
+        """Frees the session's sequences after the messages already submitted."""
+        self._put(_Job(session, None, 0))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the work in hand; False if it did not end in time."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _put(self, job: _Job) -> None:
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        # From here on nobody can cancel the future.
+        self.ready.set_running_or_notify_cancel()
+        try:
+            method = self._build()
+            self.draft_cost = measure_draft_cost(method, self._cost_budget_s) if self._cost_budget_s else ()
+        except Exception as error:
+            self.ready.set_exception(error)
+            return
+        self.ready.set_result(method)
+        is_behind, num_batches = False, 0
+        while (jobs := self._take(wait=not is_behind)) is not None:
+            if jobs:
+                self._serve(method, jobs)
+                is_behind, num_batches = True, num_batches + 1
+            if is_behind and (not self._jobs or num_batches >= _MAX_BATCHES_BEFORE_CHUNK):
+                is_behind, num_batches = self._catch_up(method), 0
+
+    def _take(self, *, wait: bool) -> list[_Job] | None:
+        """The jobs of the next batch; none where there are none and `wait` is not set; None at the end.
+
+        A batch ends before a second message of a session whose first one has rows: its commits come after those rows.
+        """
+        with self._wake:
+            while wait and not self._jobs and not self._stopping:
+                self._wake.wait()
+            if self._stopping:
+                return None
+            jobs: list[_Job] = []
+            with_rows: set[Session] = set()
+            while self._jobs and self._jobs[0].session not in with_rows:
+                job = self._jobs.popleft()
+                jobs.append(job)
+                if job.message is not None and job.message.rows:
+                    with_rows.add(job.session)
+            return jobs
+
+    def _serve(self, method: Method, jobs: list[_Job]) -> None:
+        started_ns = time.time_ns()
+        planned: list[tuple[_Job, DraftRound, list[Ask | DraftRowResult]]] = []
+        for job in jobs:
+            plans = self._apply(job)
+            if plans is not None and job.message is not None:
+                planned.append((job, job.message, plans))
+        asks = [plan for _, _, plans in planned for plan in plans if isinstance(plan, Ask)]
+        try:
+            drafts = iter(method.propose(asks) if asks else ())
+        except Exception as error:
+            self._fail([job.session for job, _, _ in planned], error, "drafting")
+            return
+        finished_ns = time.time_ns()
+        for job, message, plans in planned:
+            rows = [job.session.answer(row, next(drafts)) if isinstance(plan, Ask) else plan for row, plan in zip(message.rows, plans, strict=True)]
+            timing = RoundTiming(job.received_ns, started_ns, finished_ns)
+            job.session.deliver(
+                DraftResult(message.session, message.lane, message.round, rows, timing=timing, traceparent=message.traceparent) if rows else None
+            )
+
+    def _apply(self, job: _Job) -> list[Ask | DraftRowResult] | None:
+        """Brings a session up to its message's state; None where nothing is to be answered (the session is over)."""
+        session, message = job.session, job.message
+        if message is None:
+            session.close()
+            self._sessions.discard(session)
+        elif not session.closed:
+            self._sessions.add(session)
+            try:
+                session.apply(message)
+                return session.plan(message.rows)
+            except Exception as error:
+                self._fail([session], error, "a message's changes")
+        return None
+
+    def _catch_up(self, method: Method) -> bool:
+        """One chunk of background work; whether there may be more."""
+        try:
+            return method.catch_up(self._chunk) > 0
+        except Exception as error:
+            # Which sequence it was is unknown: all streams start over.
+            self._fail(list(self._sessions), error, "catching up")
+            return False
+
+    def _fail(self, sessions: list[Session], error: Exception, doing: str) -> None:
+        """Ends sessions with an error; the others go on."""
+        if not isinstance(error, SpecwireError):
+            logger.error("unexpected error in %s", doing, exc_info=error)
+            error = InternalError(f"{type(error).__name__} in {doing}; the drafter's log has the details")
+        for session in sessions:
+            if not session.closed:
+                session.close()
+                self._sessions.discard(session)
+                session.deliver(error)
