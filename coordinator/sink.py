@@ -7,7 +7,8 @@ from specwire.messages import ChoiceDelta, ErrorStatus
 
 
 class Sink(Protocol):
-    """Takes the output of one request. No method blocks or raises; after the end of the request calls are ignored.
+    """Takes the output of one request, from when `submit` has returned. No method blocks or raises; after the end of the request
+    calls are ignored.
 
     A request has ended once every choice has had a delta with a finish_reason, or after `fail`, or when its client left.
     """
@@ -26,5 +27,5 @@ class Sink(Protocol):
         """Tokens that the client has not been sent yet, over all choices."""
 
     def notify_below(self, num_tokens: int, callback: Callable[[], None]) -> None:
-        """Calls back once, in the event loop, as soon as num_backlog_tokens is below num_tokens: what a sequence that waits for a
-        slow client is woken by. A later call replaces the earlier one; no call comes after the request has ended."""
+        """Calls back once, in the event loop, as soon as num_backlog_tokens is below num_tokens (at once if it is): what wakes a
+        sequence that waits for a slow client. The call may come after the request has ended."""

@@ -1,0 +1,185 @@
+"""The coordinator's gRPC service: unpack, hand to the engine, pack what comes back."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import grpc
+
+from specwire.config import CoordinatorConfig
+from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
+from specwire.messages import ErrorStatus, GenerateRequest, TokenizerSpec
+from specwire.rpc import Server
+from specwire.v1 import coordinator_pb2 as pb
+from specwire.v1 import coordinator_pb2_grpc
+from specwire.wire import common, generate
+
+if TYPE_CHECKING:
+    from .engine import Engine
+from .stream import BatchResult, BatchStream, RequestStream, SessionStream
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "specwire.v1.CoordinatorService"
+Update = TypeVar("Update", covariant=True)
+Response = TypeVar("Response")
+
+
+class _Stream(Protocol[Update]):
+    """What the three kinds of streams have in common (coordinator.stream)."""
+
+    def updates(self) -> AsyncIterator[Update]: ...
+
+    def close(self) -> None: ...
+
+
+class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Clients' requests as the engine's.
+
+    Args:
+        engine: generates.
+        config: of the service; message size and queue length bound what a stream may hold.
+    """
+
+    def __init__(self, engine: "Engine", config: CoordinatorConfig) -> None:
+        self._engine = engine
+        self._max_message_bytes = config.max_message_mb << 20
+        # Half of a message: `num_bytes` of what waits is an estimate. Half of the queue: a batch leaves room for other clients.
+        self._max_update_bytes = self._max_message_bytes // 2
+        self._max_in_flight = max(1, config.max_queue // 2)
+        self._sessions: set[SessionStream] = set()
+        self._tokenizer: tuple[TokenizerSpec, pb.GetTokenizerResponse] | None = None
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateResponse]:
+        stream = RequestStream(self._engine, _limit_time(generate.unpack_request(request), context.time_remaining()))
+        async for response in _respond(stream, generate.pack_response, context):
+            yield response
+
+    async def Session(self, requests: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.SessionResponse]:
+        session = SessionStream(self._engine, self._max_update_bytes)
+        self._sessions.add(session)
+        reader = asyncio.create_task(_read(requests, session))
+        context.add_done_callback(lambda _: reader.cancel())  # type: ignore[arg-type]  # grpc-stubs' type takes no function
+        try:
+            async for response in _respond(session, generate.pack_update, context):
+                yield response
+        finally:
+            self._sessions.discard(session)
+            reader.cancel()
+
+    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateBatchResponse]:
+        remaining_s = context.time_remaining()
+        requests: list[GenerateRequest | SpecwireError] = []
+        for message in request.requests:
+            try:
+                requests.append(_limit_time(generate.unpack_request(message), remaining_s))
+            except SpecwireError as error:
+                requests.append(error)
+        batch = BatchStream(self._engine, requests, self._max_in_flight)
+        async for response in _respond(batch, self._pack_result, context):
+            yield response
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> pb.GetTokenizerResponse:
+        spec = self._engine.tokenizer
+        if spec is None:
+            raise UnsupportedError("no tokenizer is served; send token ids instead of text and decode the ids yourself")
+        if self._tokenizer is None or self._tokenizer[0] is not spec:
+            # Compressing a large vocabulary takes a good part of a second.
+            self._tokenizer = spec, pb.GetTokenizerResponse(tokenizer=await asyncio.to_thread(common.pack_tokenizer, spec))
+        return self._tokenizer[1]
+
+    def drain(self) -> None:
+        """Sessions take no further requests and end with the last one they have."""
+        for session in self._sessions:
+            session.drain()
+
+    def _pack_result(self, result: BatchResult) -> pb.GenerateBatchResponse:
+        response = generate.pack_batch_response(result.index, result.choices, result.error)
+        size = response.ByteSize()
+        if size <= self._max_message_bytes:
+            return response
+        text = f"the result of request {result.index} takes {size} bytes, but a message may have {self._max_message_bytes}"
+        error = ErrorStatus(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], f"{text}; stream it instead, ask for fewer logprobs or raise max_message_mb")
+        return generate.pack_batch_response(result.index, [], error)
+
+
+class CoordinatorServer:
+    """The coordinator on its addresses; NOT_SERVING until told otherwise.
+
+    Args:
+        engine: generates; already started, or soon.
+        config: addresses and limits.
+    """
+
+    def __init__(self, engine: "Engine", config: CoordinatorConfig) -> None:
+        self._engine = engine
+        self._servicer = CoordinatorServicer(engine, config)
+        self._server = Server(
+            config.listen,
+            [SERVICE_NAME],
+            lambda server: coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._servicer, server),
+            config.max_message_mb << 20,
+        )
+
+    @property
+    def bound_addresses(self) -> tuple[str, ...]:
+        """Where it listens, with the ports that were chosen."""
+        return self._server.bound_addresses
+
+    async def start(self) -> None:
+        """Binds and serves. Raises UnavailableError if an address can't be bound."""
+        await self._server.start()
+
+    async def follow_readiness(self) -> None:
+        """Keeps health SERVING while the engine is ready and NOT_SERVING otherwise; never returns."""
+        while True:
+            ready = self._engine.ready
+            logger.info("%s: %s", "serving" if ready.is_ready else "not serving", ready.reason or "all peers are there")
+            await self._server.set_serving(ready.is_ready)
+            if self._engine.ready == ready:
+                await self._engine.readiness_changed()
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING; running requests get grace_s to end, idle sessions end at once."""
+        self._servicer.drain()
+        await self._server.stop(grace_s)
+
+
+async def _respond(stream: _Stream[Update], pack: Callable[[Update], Response], context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
+    # The generator may be left suspended at its yield when the client goes away.
+    context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # grpc-stubs' type takes no function
+    try:
+        async for update in stream.updates():
+            yield pack(update)
+    finally:
+        stream.close()
+
+
+async def _read(requests: AsyncIterator[pb.SessionRequest], session: SessionStream) -> None:
+    """Starts and cancels what the client asks for; a start that is wrong answers only its own stream id."""
+    try:
+        async for message in requests:
+            for start in message.starts:
+                try:
+                    stream_id, request = generate.unpack_start(start)
+                    session.start(stream_id, _limit_time(request, None))
+                except SpecwireError as error:
+                    session.refuse(generate.unpack_start_id(start), error)
+            for stream_id in message.cancels:
+                session.cancel(stream_id)
+    except Exception as error:
+        session.end_input(error)
+    else:
+        session.end_input()
+
+
+def _limit_time(request: GenerateRequest, remaining_s: float | None) -> GenerateRequest:
+    """The request with a timeout that is not longer than what is left of its call's deadline."""
+    if request.timeout_ms is not None and request.timeout_ms <= 0:
+        raise InvalidArgumentError(f"timeout_ms is {request.timeout_ms}, but must be at least 1; leave it out for no limit")
+    if remaining_s is None:
+        return request
+    remaining_ms = max(1, round(remaining_s * 1000))
+    return dataclasses.replace(request, timeout_ms=remaining_ms if request.timeout_ms is None else min(request.timeout_ms, remaining_ms))

@@ -1,0 +1,212 @@
+"""The three ways to stream requests: each gathers what the engine gives and hands it out as fast as its client reads.
+
+All have `updates()`, what to send, and `close()`, which cancels what still runs: idempotent, for whenever the client leaves.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
+from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
+from specwire.rpc import error_from_code, status_code
+
+if TYPE_CHECKING:
+    from .engine import Engine, RequestHandle
+from .pending import RequestSink
+
+_MAX_STREAM_ID = 2**63 - 1
+_SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
+
+
+class RequestStream:
+    """One request; `updates` ends with it, or raises its error.
+
+    Raises:
+        SpecwireError: the engine refused the request.
+    """
+
+    def __init__(self, engine: "Engine", request: GenerateRequest) -> None:
+        self._wake = asyncio.Event()
+        self._sink = RequestSink(request.sampling.n, lambda _: self._wake.set())
+        self._handle = engine.submit(request, self._sink)
+
+    def close(self) -> None:
+        self._handle.cancel()
+
+    async def updates(self) -> AsyncIterator[list[ChoiceDelta]]:
+        ended = False
+        while not ended:
+            await self._wake.wait()
+            self._wake.clear()
+            ended = self._sink.ended
+            choices = [pending.to_delta() for pending in self._sink.take()]
+            if choices:
+                yield choices
+        if self._sink.error is not None:
+            raise error_from_code(self._sink.error.code, self._sink.error.message)
+
+
+class SessionStream:
+    """Many requests of one front end. One update holds everything that waits at that moment: a step's tokens, or, for a client that
+    reads slowly, several steps'.
+
+    Args:
+        max_update_bytes: about how long an update may get; what does not fit follows in the next one.
+    """
+
+    def __init__(self, engine: "Engine", max_update_bytes: int) -> None:
+        self._engine = engine
+        self._max_update_bytes = max_update_bytes
+        self._wake = asyncio.Event()
+        self._live: dict[int, RequestHandle] = {}
+        self._pending: deque[tuple[int, RequestSink]] = deque()
+        self._refused: list[SessionEvent] = []
+        self._input_has_ended = False
+        self._is_draining = False
+        self._failure: Exception | None = None
+
+    def start(self, stream_id: int, request: GenerateRequest) -> None:
+        """Submits a request under a stream id that the client chose.
+
+        Raises:
+            InvalidArgumentError: the stream id is in use, or too large.
+            UnavailableError: the session is being drained.
+            SpecwireError: the engine refused the request.
+        """
+        if self._is_draining:
+            raise UnavailableError(_SHUTTING_DOWN)
+        if stream_id > _MAX_STREAM_ID:
+            raise InvalidArgumentError(f"stream id {stream_id} is above {_MAX_STREAM_ID}; count stream ids from 1")
+        if stream_id in self._live:
+            raise InvalidArgumentError(f"stream id {stream_id} is in use by a running request; choose one that is not among the live streams")
+        sink = RequestSink(request.sampling.n, partial(self._add_pending, stream_id))
+        self._live[stream_id] = self._engine.submit(request, sink)
+
+    def refuse(self, stream_id: int, error: SpecwireError) -> None:
+        """Tells the client why a start failed. A live request of the same id goes on, so only without one the id is done."""
+        self._refused.append(SessionEvent(stream_id, error=_error_status(error), done=stream_id not in self._live))
+        self._wake.set()
+
+    def cancel(self, stream_id: int) -> None:
+        """Ends a request; ids that are not live are ignored, since the request may just have ended."""
+        if stream_id in self._live:
+            self._live[stream_id].cancel()
+
+    def end_input(self, failure: Exception | None = None) -> None:
+        """The client starts nothing more: `updates` ends once all requests have, or raises the failure at once."""
+        self._input_has_ended = True
+        self._failure = failure
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Refuses further starts; `updates` raises UnavailableError once all requests have ended."""
+        self._is_draining = True
+        self._wake.set()
+
+    def close(self) -> None:
+        for handle in self._live.values():
+            handle.cancel()
+
+    async def updates(self) -> AsyncIterator[SessionUpdate]:
+        while True:
+            while self._pending or self._refused:
+                yield self._take_update()
+            if self._failure is not None:
+                raise self._failure
+            if not self._live and self._input_has_ended:
+                return
+            if not self._live and self._is_draining:
+                raise UnavailableError(_SHUTTING_DOWN)
+            await self._wake.wait()
+            self._wake.clear()
+
+    def _add_pending(self, stream_id: int, sink: RequestSink) -> None:
+        self._pending.append((stream_id, sink))
+        self._wake.set()
+
+    def _take_update(self) -> SessionUpdate:
+        deltas: list[StreamDelta] = []
+        events, self._refused = self._refused, []
+        num_bytes = 0
+        while self._pending and num_bytes < self._max_update_bytes:
+            stream_id, sink = self._pending.popleft()
+            for pending in sink.take():
+                num_bytes += pending.num_bytes
+                if pending.is_plain:
+                    deltas.append(StreamDelta(stream_id, pending.index, pending.token_ids, pending.token_origins))
+                else:
+                    events.append(SessionEvent(stream_id, pending.to_delta()))
+            if sink.ended:
+                self._live.pop(stream_id, None)
+                events.append(SessionEvent(stream_id, error=sink.error, done=True))
+        return SessionUpdate(deltas, events)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """All choices of the batch's request `index`, or why it failed (with the choices that it had until then)."""
+
+    index: int
+    choices: list[ChoiceDelta]
+    error: ErrorStatus | None
+
+
+class BatchStream:
+    """Many requests whose results are wanted whole, in the order in which they end.
+
+    Args:
+        requests: what to run; an error in place of a request that could not be read is its result.
+        max_in_flight: most requests submitted whose results are not sent yet, so that a batch does not fill the queue for others.
+    """
+
+    def __init__(self, engine: "Engine", requests: Sequence[GenerateRequest | SpecwireError], max_in_flight: int) -> None:
+        self._engine = engine
+        self._waiting = deque(enumerate(requests))
+        self._max_in_flight = max_in_flight
+        self._wake = asyncio.Event()
+        self._live: dict[int, RequestHandle] = {}
+        self._results: deque[BatchResult] = deque()
+
+    def close(self) -> None:
+        self._waiting.clear()
+        for handle in list(self._live.values()):
+            handle.cancel()
+
+    async def updates(self) -> AsyncIterator[BatchResult]:
+        while True:
+            self._submit()
+            if self._results:
+                yield self._results.popleft()
+            elif self._live:
+                await self._wake.wait()
+                self._wake.clear()
+            else:
+                return
+
+    def _submit(self) -> None:
+        """Submits what there is room for; when the engine's queue is full, the rest waits for this batch's own requests to end."""
+        while self._waiting and len(self._live) + len(self._results) < self._max_in_flight:
+            index, request = self._waiting[0]
+            try:
+                if isinstance(request, SpecwireError):
+                    raise request
+                sink = RequestSink(request.sampling.n, partial(self._add_result, index), whole=True)
+                self._live[index] = self._engine.submit(request, sink)
+            except SpecwireError as error:
+                if isinstance(error, ResourceExhaustedError) and self._live:
+                    return
+                self._results.append(BatchResult(index, [], _error_status(error)))
+            self._waiting.popleft()
+
+    def _add_result(self, index: int, sink: RequestSink) -> None:
+        self._live.pop(index, None)
+        self._results.append(BatchResult(index, [pending.to_delta() for pending in sink.take()], sink.error))
+        self._wake.set()
+
+
+def _error_status(error: SpecwireError) -> ErrorStatus:
+    return ErrorStatus(status_code(error).value[0], str(error))
