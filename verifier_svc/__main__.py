@@ -1,0 +1,47 @@
+"""`python -m verifier_svc --flag value`: serves one target model."""
+
+import asyncio
+import logging
+import sys
+import uuid
+
+from specwire.config import VerifierConfig, parse_flags
+from specwire.process import run_service
+from specwire.rpc import wait_for_stop_signal
+
+from .loading import load_verifier
+from .server import VerifierServer
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+
+
+async def serve(config: VerifierConfig) -> None:
+    """Binds, loads, serves until SIGTERM or SIGINT."""
+    instance_id = uuid.uuid4().hex
+    server = VerifierServer(
+        config.listen, lambda: load_verifier(config, instance_id), instance_id, config.max_outstanding_rounds, config.max_message_mb << 20
+    )
+    stop_signal = asyncio.create_task(wait_for_stop_signal())
+    await server.start()
+    loading = asyncio.create_task(server.load())
+    try:
+        await asyncio.wait((loading, stop_signal), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            logger.info("ready: verifier %s", " ".join(server.bound_addresses))
+            await stop_signal
+        logger.info("stopping")
+    finally:
+        stop_signal.cancel()
+        await server.stop(_GRACE_S)
+
+
+def main() -> None:
+    config = parse_flags(VerifierConfig, "python -m verifier_svc", sys.argv[1:])
+    run_service("verifier", lambda: serve(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What a row of a round asks for, checked against the slot's state: the tokens to compute and whether the row samples."""
+
+from dataclasses import dataclass
+
+from specwire.errors import InvalidArgumentError
+from specwire.messages import VerifyRow
+
+from .slots import Slot, VerifierLimits, check_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of one slot to compute: known ones from start_position on, then drafts."""
+
+    slot: Slot
+    start_position: int
+    num_known: int
+    draft_tokens: list[int]
+    samples: bool  # whether it reaches the end of the known tokens, and so emits
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What goes through the model."""
+        return self.slot.token_ids[self.start_position : self.start_position + self.num_known] + self.draft_tokens
+
+    @property
+    def end_position(self) -> int:
+        """Behind the last token."""
+        return self.start_position + self.num_known + len(self.draft_tokens)
+
+
+def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segment | None:
+    """The segment of a fresh row of a live slot; None for a queued prefill chunk that finds nothing left.
+
+    Raises:
+        InvalidArgumentError: the row is BAD.
+    """
+    if row.token_budget:
+        _check_prefill(row)
+        num_tokens = min(row.token_budget, slot.num_opened_tokens - slot.num_computed_tokens)
+        if num_tokens <= 0:
+            return None
+        samples = slot.num_computed_tokens + num_tokens == slot.num_opened_tokens
+        return Segment(slot, slot.num_computed_tokens, num_tokens, [], samples)
+    _check_decode(slot, row, limits)
+    return Segment(slot, row.base_len - 1, 1, row.draft_tokens, samples=True)
+
+
+def _check_prefill(row: VerifyRow) -> None:
+    if row.token_budget < 0:
+        raise InvalidArgumentError(f"token_budget is {row.token_budget}; it must be positive in a prefill row, 0 in a decode row")
+    if row.base_len != 0 or row.first_token != -1 or row.from_round != 0 or row.draft_tokens:
+        raise InvalidArgumentError(
+            f"a prefill row (token_budget {row.token_budget}) has base_len {row.base_len}, first_token {row.first_token}, from_round "
+            f"{row.from_round} and {len(row.draft_tokens)} drafts; it must have 0, -1, 0 and none"
+        )
+
+
+def _check_decode(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> None:
+    num_tokens, num_drafts = len(slot.token_ids), len(row.draft_tokens)
+    if row.base_len != num_tokens:
+        raise InvalidArgumentError(f"base_len is {row.base_len}, but the verifier's sequence has {num_tokens} tokens; reopen it in a new epoch")
+    if slot.num_computed_tokens != num_tokens - 1:
+        raise InvalidArgumentError(
+            f"a decode row at token {num_tokens - 1} needs all tokens before it, but only {slot.num_computed_tokens} are computed; "
+            "send prefill rows first"
+        )
+    if row.from_round:
+        _check_run_ahead(slot, row)
+    elif row.first_token != slot.token_ids[-1]:
+        raise InvalidArgumentError(
+            f"first_token is {row.first_token}, but the verifier's token {num_tokens - 1} is {slot.token_ids[-1]}; reopen it in a new epoch"
+        )
+    if num_drafts > limits.max_num_draft_tokens:
+        raise InvalidArgumentError(
+            f"the row has {num_drafts} drafts, but num_speculative_tokens is {limits.max_num_draft_tokens}; send fewer, or raise it at the verifier"
+        )
+    if num_tokens + num_drafts + 1 > limits.max_model_len:
+        raise InvalidArgumentError(
+            f"{num_tokens} tokens, {num_drafts} drafts and the next token pass max_model_len = {limits.max_model_len}; send fewer drafts or stop"
+        )
+    check_token_ids(row.draft_tokens, limits.vocab_size, "draft_tokens")
+
+
+def _check_run_ahead(slot: Slot, row: VerifyRow) -> None:
+    """FROM_ROUND rows run where a pipelined device could run them too, whether or not this one is."""
+    assert slot.sampling is not None, f"slot {slot.slot} is live without sampling state"
+    if row.from_round != slot.last_round:
+        raise InvalidArgumentError(f"from_round is {row.from_round}, but the slot's last row ran in round {slot.last_round}; name that one")
+    if row.draft_tokens or row.first_token != -1:
+        raise InvalidArgumentError(
+            f"a row from round {row.from_round} has {len(row.draft_tokens)} drafts and first_token {row.first_token}; it must have none and -1"
+        )
+    if slot.last_num_drafts:
+        raise InvalidArgumentError(f"round {row.from_round} carried {slot.last_num_drafts} drafts of this slot; wait for its answer instead")
+    if not slot.is_prefilled:
+        raise InvalidArgumentError(f"round {row.from_round} sampled no token of this slot; send prefill rows that reach its last token first")
+    if not slot.sampling.runs_ahead:
+        raise InvalidArgumentError("bad words of several tokens need the sequence's last token on the host; send first_token instead of from_round")

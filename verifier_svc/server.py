@@ -1,0 +1,152 @@
+"""The verifier's gRPC service: unpack, call the domain, pack."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import grpc
+
+from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from specwire.messages import VerifyResult
+from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, Server
+from specwire.v1 import verifier_pb2 as pb
+from specwire.v1 import verifier_pb2_grpc
+from specwire.wire.common import pack_description, pack_tokenizer
+from specwire.wire.verify import pack_result, unpack_round
+
+from .loading import LoadedVerifier
+from .session import SessionGate, VerifySession
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "specwire.v1.VerifierService"
+
+
+class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """Answers UNAVAILABLE until `serve` hands it a loaded verifier."""
+
+    def __init__(self) -> None:
+        self._gate: SessionGate | None = None
+        self._description: pb.VerifierServiceDescribeResponse | None = None
+        self._tokenizer: pb.VerifierServiceGetTokenizerResponse | None = None
+
+    def serve(self, loaded: LoadedVerifier, gate: SessionGate) -> None:
+        """Starts to answer."""
+        self._description = pb.VerifierServiceDescribeResponse(description=pack_description(loaded.description))
+        if loaded.tokenizer is not None:
+            self._tokenizer = pb.VerifierServiceGetTokenizerResponse(tokenizer=pack_tokenizer(loaded.tokenizer))
+            size, limit = self._tokenizer.ByteSize(), loaded.description.max_message_bytes
+            if size > limit:
+                raise ResourceExhaustedError(f"the tokenizer takes {size} bytes, but a message may have {limit}; raise max_message_mb")
+        self._gate = gate
+
+    async def Describe(self, request: pb.VerifierServiceDescribeRequest, context: grpc.aio.ServicerContext) -> pb.VerifierServiceDescribeResponse:
+        self._ready_gate()
+        assert self._description is not None
+        return self._description
+
+    async def GetTokenizer(
+        self, request: pb.VerifierServiceGetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> pb.VerifierServiceGetTokenizerResponse:
+        self._ready_gate()
+        if self._tokenizer is None:
+            raise FailedPreconditionError("the served model's folder has no tokenizer.json; send token ids, or serve a folder that has one")
+        return self._tokenizer
+
+    async def Verify(self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.VerifyResponse]:
+        gate = self._ready_gate()
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("hello"):
+            raise InvalidArgumentError("the first message of a Verify stream must have hello; send coordinator_id and incarnation in it")
+        opening = unpack_round(first)
+        assert opening.hello is not None
+        session, welcome = gate.enter(opening.hello)
+        context.add_done_callback(lambda _: gate.leave(session))  # type: ignore[arg-type]  # the stub is a class, not a protocol
+        reader = asyncio.create_task(_read(first, request_iterator, session))
+        try:
+            yield pack_result(VerifyResult(session=first.session, lane=first.lane, round=0, free_blocks=welcome.free_blocks, welcome=welcome))
+            async for result in session.results():
+                yield pack_result(replace(result, timing=replace(result.timing, sent_ns=time.time_ns())))
+        finally:
+            reader.cancel()
+            gate.leave(session)
+
+    def _ready_gate(self) -> SessionGate:
+        if self._gate is None:
+            raise UnavailableError("the model is still loading; wait until the health service answers SERVING")
+        return self._gate
+
+
+async def _read(first: pb.VerifyRequest, requests: AsyncIterator[pb.VerifyRequest], session: VerifySession) -> None:
+    """Submits rounds until the client closes its side. A bad message ends the stream once the rounds before it are answered."""
+    try:
+        if first.round or first.closes or first.opens or first.HasField("rows"):
+            session.submit(unpack_round(first))
+        async for message in requests:
+            if message.HasField("hello"):
+                raise InvalidArgumentError("only the first message of a Verify stream may have hello; open a new stream instead")
+            session.submit(unpack_round(message))
+        session.close()
+    except Exception as error:
+        session.close(error)
+
+
+class VerifierServer:
+    """A verifier on its addresses: health is NOT_SERVING until `load` has finished.
+
+    Args:
+        addresses: where to listen.
+        load: makes the verifier; runs in the worker thread, which owns it from then on.
+        instance_id: of this process.
+        max_outstanding_rounds: W.
+        max_message_bytes: bound of one message either way.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        load: Callable[[], LoadedVerifier],
+        instance_id: str,
+        max_outstanding_rounds: int = 2,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._load = load
+        self._instance_id = instance_id
+        self._max_outstanding_rounds = max_outstanding_rounds
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
+        self._servicer = VerifierServicer()
+        self._gate: SessionGate | None = None
+        self._server = Server(
+            addresses,
+            [SERVICE_NAME],
+            lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self._servicer, server),
+            max_message_bytes,
+        )
+
+    @property
+    def bound_addresses(self) -> tuple[str, ...]:
+        return self._server.bound_addresses
+
+    async def start(self) -> None:
+        """Binds the addresses; raises UnavailableError where one is taken."""
+        await self._server.start()
+
+    async def load(self) -> None:
+        """Loads the verifier, then serves. Raises what loading raises."""
+        loaded = await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
+        self._gate = SessionGate(loaded.verifier, self._worker, self._instance_id, self._max_outstanding_rounds)
+        self._servicer.serve(loaded, self._gate)
+        await self._server.set_serving(True)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """NOT_SERVING, outstanding rounds are answered, streams end, the worker thread ends."""
+        await self._server.set_serving(False)
+        if self._gate is not None:
+            self._gate.shut()
+        await self._server.stop(grace_s)
+        if self._gate is not None:
+            self._gate.evict()
+        self._worker.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,182 @@
+"""Who may use the verifier, and the queue of rounds between an event loop and the one thread that owns the model.
+
+Everything here runs in the event loop, except `VerifySession._run` and the verifier's own methods, which run in the worker thread.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+from specwire.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.messages import Hello, RoundTiming, VerifyResult, VerifyRound, Welcome
+
+from .verifier import Verifier
+
+logger = logging.getLogger(__name__)
+
+
+class VerifySession:
+    """One Verify stream: rounds in, answers out, in order and at most `max_outstanding_rounds` at a time.
+
+    Args:
+        verifier: runs the rounds.
+        worker: an executor of one thread, which owns the verifier.
+        hello: who opened the stream.
+        max_outstanding_rounds: W.
+    """
+
+    def __init__(self, verifier: Verifier, worker: Executor, hello: Hello, max_outstanding_rounds: int) -> None:
+        self.hello = hello
+        self.max_outstanding_rounds = max_outstanding_rounds
+        self._verifier = verifier
+        self._worker = worker
+        self._queued: deque[VerifyRound] = deque()  # appended here, taken by the worker
+        self._answers: asyncio.Queue[asyncio.Future[VerifyResult] | BaseException | None] = asyncio.Queue()
+        self._unanswered: deque[asyncio.Future[VerifyResult]] = deque()
+        self._last_round = 0
+        self._is_closed = False  # takes no more rounds
+        self._failure: SpecwireError | None = None  # ends the stream at once
+
+    def submit(self, request: VerifyRound) -> None:
+        """Queues a round for the worker.
+
+        Raises:
+            InvalidArgumentError: rounds do not ascend.
+            FailedPreconditionError: more than W rounds are outstanding.
+        """
+        if self._is_closed:
+            return
+        if request.round <= self._last_round:
+            raise InvalidArgumentError(f"round {request.round} follows round {self._last_round}; number rounds upwards from 1")
+        if len(self._unanswered) >= self.max_outstanding_rounds:
+            raise FailedPreconditionError(
+                f"round {request.round} would be outstanding beside {len(self._unanswered)} others, but max_outstanding_rounds is "
+                f"{self.max_outstanding_rounds} here; wait for an answer first"
+            )
+        self._last_round = request.round
+        self._queued.append(request)
+        answer = asyncio.get_running_loop().run_in_executor(self._worker, self._run, request, time.time_ns())
+        self._unanswered.append(answer)
+        self._answers.put_nowait(answer)
+
+    async def results(self) -> AsyncIterator[VerifyResult]:
+        """Answers in the order of the rounds, until the session is closed; raises what it was closed or failed with."""
+        while (answer := await self._answers.get()) is not None:
+            if isinstance(answer, BaseException):
+                raise answer
+            try:
+                result = await answer
+            except asyncio.CancelledError:
+                if self._failure is not None:
+                    raise self._failure from None
+                raise
+            self._unanswered.popleft()
+            yield result
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Takes no more rounds; the outstanding ones are answered, then `results` ends, or raises `error`."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._answers.put_nowait(error)
+
+    def fail(self, error: SpecwireError) -> None:
+        """Ends the session now: rounds that have not started are dropped, a running one is not answered."""
+        self._is_closed = True
+        self._failure = error
+        for answer in self._unanswered:
+            answer.cancel()
+        self._answers.put_nowait(error)
+
+    def _run(self, request: VerifyRound, received_ns: int) -> VerifyResult:
+        started_ns = time.time_ns()
+        self._queued.popleft()
+        result = self._verifier.launch(request)
+        timing = RoundTiming(received_ns, started_ns, time.time_ns())
+        return replace(result, promised_blocks=self._verifier.num_promised_blocks(tuple(self._queued)), timing=timing)
+
+
+class SessionGate:
+    """Lets one coordinator in at a time (design section 1).
+
+    Args:
+        verifier: what the sessions use.
+        worker: an executor of one thread, which owns the verifier.
+        instance_id: of this verifier.
+        max_outstanding_rounds: W of this side.
+    """
+
+    def __init__(self, verifier: Verifier, worker: Executor, instance_id: str, max_outstanding_rounds: int) -> None:
+        self._verifier = verifier
+        self._worker = worker
+        self._instance_id = instance_id
+        self._max_outstanding_rounds = max_outstanding_rounds
+        self._holder: VerifySession | None = None
+        self._is_open = True
+
+    def enter(self, hello: Hello) -> tuple[VerifySession, Welcome]:
+        """Starts a session. The same coordinator's older or equal incarnation loses its own at once.
+
+        Raises:
+            FailedPreconditionError: another coordinator or a later incarnation holds the verifier.
+            InvalidArgumentError: hello is incomplete.
+            UnavailableError: the verifier is stopping.
+        """
+        if not self._is_open:
+            raise UnavailableError("the verifier is stopping; use another one")
+        if not hello.coordinator_id or hello.max_outstanding_rounds < 1:
+            raise InvalidArgumentError(
+                f"hello names the coordinator {hello.coordinator_id!r} and {hello.max_outstanding_rounds} outstanding rounds; "
+                "send a non-empty id and at least 1"
+            )
+        if self._holder is not None:
+            self._take_over(self._holder, hello)
+        max_outstanding_rounds = min(self._max_outstanding_rounds, hello.max_outstanding_rounds)
+        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds)
+        logger.info("coordinator %s, incarnation %d, holds this verifier; W = %d", hello.coordinator_id, hello.incarnation, max_outstanding_rounds)
+        # Slots of earlier sessions close before the first round of this one can start, so all blocks are free to it.
+        return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._verifier.num_blocks)
+
+    def leave(self, session: VerifySession, reason: str = "its stream ended") -> None:
+        """Ends a session: queued rounds are dropped, then its slots close. Later calls for the same session do nothing."""
+        if session is not self._holder:
+            return
+        self._holder = None
+        session.fail(AbortedError(reason))
+        self._worker.submit(self._verifier.reset).add_done_callback(_log_failure)
+        logger.info(
+            "coordinator %s, incarnation %d, no longer holds this verifier: %s", session.hello.coordinator_id, session.hello.incarnation, reason
+        )
+
+    def shut(self) -> None:
+        """Lets nobody in any more; the holder's outstanding rounds are answered, then its stream ends with UNAVAILABLE."""
+        self._is_open = False
+        if self._holder is not None:
+            self._holder.close(UnavailableError("the verifier is stopping; reopen the sequences on another one"))
+
+    def evict(self) -> None:
+        """Ends the holder's session now, if there is one."""
+        if self._holder is not None:
+            self.leave(self._holder, "the verifier stops")
+
+    def _take_over(self, holder: VerifySession, hello: Hello) -> None:
+        held = holder.hello
+        if held.coordinator_id != hello.coordinator_id:
+            raise FailedPreconditionError(
+                f"coordinator {held.coordinator_id!r} holds this verifier, and {hello.coordinator_id!r} cannot have it too; "
+                "stop the holder, or give each coordinator its own verifiers"
+            )
+        if hello.incarnation < held.incarnation:
+            raise FailedPreconditionError(
+                f"incarnation {held.incarnation} of coordinator {held.coordinator_id!r} holds this verifier, and {hello.incarnation} is older; "
+                "stop the older process, or give it another coordinator_id and verifiers"
+            )
+        self.leave(holder, f"taken over by a new stream of coordinator {hello.coordinator_id!r}, incarnation {hello.incarnation}")
+
+
+def _log_failure(reset: Future[None]) -> None:
+    if not reset.cancelled() and (error := reset.exception()) is not None:
+        logger.error("closing the slots of an ended session failed", exc_info=error)

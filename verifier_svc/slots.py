@@ -1,0 +1,109 @@
+"""The sequences that a verifier holds, one a slot, and what it takes to open one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specwire.engine.sampling.slot import SlotSampling
+from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.messages import VerifyOpen
+from specwire.speculative_config import check_rates
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierLimits:
+    """What one verifier takes.
+
+    Args:
+        vocab_size: columns of the logits; token ids are below it.
+        max_model_len: most tokens of a sequence, output included.
+        max_num_seqs: most open slots.
+        max_num_draft_tokens: most drafts of a row (K_max).
+        max_num_batched_tokens: most tokens of a round: prefill budgets, first tokens and drafts.
+        synthetic_rates: None = strict acceptance; else the unconditional rates of sequences that bring none.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_draft_tokens: int
+    max_num_batched_tokens: int
+    synthetic_rates: tuple[float, ...] | None = None
+
+
+@dataclass(slots=True)
+class Slot:
+    """One sequence. Its KV is computed up to `num_computed_tokens`; a sampled token's KV is computed by the row that follows it."""
+
+    slot: int
+    epoch: int
+    token_ids: list[int]  # all known: prompt, committed output, and what was sampled here
+    num_opened_tokens: int  # how many of them Open brought: prefill ends there
+    sampling: SlotSampling | None  # None iff Open itself was bad
+    num_computed_tokens: int = 0  # final ones, without rejected drafts
+    num_cached_tokens: int = 0
+    last_round: int = 0  # the last round whose row of this slot ran
+    last_num_drafts: int = 0  # drafts of that row
+    error: str = ""  # why the slot is dead; empty while it lives
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether everything that Open brought is computed, so that the last known token was sampled here."""
+        return self.num_computed_tokens >= self.num_opened_tokens
+
+
+def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device) -> Slot:
+    """A new slot. A request that can't be served gives a dead one, whose error says why: its rows are answered BAD."""
+    try:
+        _check_open(message, limits)
+        sampling = SlotSampling(
+            message.sampling,
+            key=message.noise_key,
+            choice=message.choice,
+            vocab_size=limits.vocab_size,
+            token_ids=message.token_ids,
+            num_prompt_tokens=message.num_prompt_tokens,
+            eos_token_ids=message.eos_token_ids,
+            synthetic_rates=_synthetic_rates(message.synthetic_acceptance_rates, limits),
+            device=device,
+        )
+    except (InvalidArgumentError, UnsupportedError) as error:
+        return Slot(message.slot, message.epoch, [], 0, None, error=str(error))
+    return Slot(message.slot, message.epoch, list(message.token_ids), len(message.token_ids), sampling)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Raise InvalidArgumentError for the first id that is not in [0, vocab_size)."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        position, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
+        raise InvalidArgumentError(f"{name}[{position}] is {token_id}, but the model's ids are 0 to {vocab_size - 1}; use the served tokenizer")
+
+
+def _check_open(message: VerifyOpen, limits: VerifierLimits) -> None:
+    num_tokens, num_prompt = len(message.token_ids), message.num_prompt_tokens
+    if not 1 <= num_prompt <= num_tokens:
+        raise InvalidArgumentError(f"num_prompt_tokens is {num_prompt} with {num_tokens} token ids; it must be from 1 to their number")
+    if num_tokens >= limits.max_model_len:
+        raise InvalidArgumentError(
+            f"the sequence has {num_tokens} tokens, but max_model_len is {limits.max_model_len}, the output included; "
+            "shorten the prompt or serve with a larger max_model_len"
+        )
+    check_token_ids(message.token_ids, limits.vocab_size, "token_ids")
+    check_token_ids(message.eos_token_ids, limits.vocab_size, "eos_token_ids")
+    if message.variant:
+        raise UnsupportedError(f"variant {message.variant!r} is not served; this verifier has only the base model: leave variant empty")
+
+
+def _synthetic_rates(rates: tuple[float, ...], limits: VerifierLimits) -> tuple[float, ...] | None:
+    if limits.synthetic_rates is None:
+        if rates:
+            raise InvalidArgumentError(
+                "synthetic_acceptance_rates were sent, but this verifier's rejection_sample_method is strict; "
+                "remove them, or start it with rejection_sample_method synthetic"
+            )
+        return None
+    if not rates:
+        return limits.synthetic_rates
+    check_rates(rates, limits.max_num_draft_tokens)
+    return rates
