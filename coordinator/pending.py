@@ -30,8 +30,12 @@ class PendingChoice:
     @property
     def num_bytes(self) -> int:
         """About how long it is on the wire."""
-        num_logprobs = sum(1 + len(entry.top) for entry in self._logprobs or ())
-        return _BYTES_PER_ENTRY + _BYTES_PER_TOKEN * len(self.token_ids) + _BYTES_PER_LOGPROB * num_logprobs + 4 * len(self._text or "")
+        num_bytes = _BYTES_PER_ENTRY + _BYTES_PER_TOKEN * len(self.token_ids)
+        if self._text is not None:
+            num_bytes += 4 * len(self._text)
+        if self._logprobs is not None:
+            num_bytes += _BYTES_PER_LOGPROB * sum(1 + len(entry.top) for entry in self._logprobs)
+        return num_bytes
 
     def add(self, delta: ChoiceDelta) -> None:
         self.token_ids += delta.token_ids
@@ -80,7 +84,7 @@ class RequestSink:
         self._pending: dict[int, PendingChoice] = {}
         self._is_announced = False
         self._num_backlog_tokens = 0
-        self._waiters: list[tuple[int, Callable[[], None]]] = []
+        self._waiters: list[Callable[[], None]] = []
 
     def delta(self, index: int, token_ids: list[int], origins: bytes) -> None:
         if self.ended:
@@ -117,16 +121,17 @@ class RequestSink:
         if self.num_backlog_tokens < num_tokens:
             callback()
         else:
-            self._waiters.append((num_tokens, callback))
+            self._waiters.append(callback)  # `take` leaves no backlog, so the number no longer matters
 
     def take(self) -> Iterable[PendingChoice]:
         """All that waits, one entry a choice; from now on it counts as sent."""
         taken, self._pending = self._pending, {}
         self._is_announced = False
         self._num_backlog_tokens = 0
-        waiters, self._waiters = self._waiters, []
-        for _, callback in waiters:
-            callback()
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for callback in waiters:
+                callback()
         return taken.values()
 
     def _grew(self, num_tokens: int) -> None:
