@@ -1,6 +1,7 @@
 """A drafter in the test's own process, and the client side of its stream."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,11 +27,15 @@ def open_request(
 
 
 class ScriptedMethod:
-    """A drafting method without a model: `propose(tokens, num_drafts)` makes the drafts; records what the service asked of it."""
+    """A drafting method without a model: `propose(tokens, num_drafts)` makes the drafts; records what the service asked of it.
+
+    emptied: set once the last open sequence was closed.
+    """
 
     def __init__(self, propose: Callable[[list[int], int], list[int]] | None = None, *, max_num_drafts: int = 8, max_num_seqs: int = 64) -> None:
         self.sequences: dict[int, list[int]] = {}
         self.batches: list[list[Ask]] = []
+        self.emptied = threading.Event()
         self.num_behind = 0
         self.num_chunks = 0
         self._propose = propose or (lambda tokens, num_drafts: [tokens[-1] + 1 + i for i in range(num_drafts)])
@@ -53,6 +58,8 @@ class ScriptedMethod:
 
     def close(self, seq_id: int) -> None:
         del self.sequences[seq_id]
+        if not self.sequences:
+            self.emptied.set()
 
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         self.batches.append(list(asks))

@@ -1,0 +1,230 @@
+"""The worker's thread: order, merging of lanes, fairness between rounds and background work, failures."""
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from drafter_svc.cost import measure_draft_cost
+from drafter_svc.method import Ask, Drafts
+from drafter_svc.ngram import Ngram
+from drafter_svc.session import Session
+from drafter_svc.worker import Worker
+from specwire.errors import InternalError, InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.messages import DraftCommit, DraftResult, DraftRound, DraftRow, RowStatus
+from tests.drafter.helpers import ScriptedMethod, open_request
+
+Inbox = queue.Queue[DraftResult | SpecwireError | None]
+
+
+class GatedMethod(ScriptedMethod):
+    """Waits for the gate in `propose`, so that messages pile up behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.caught_up = threading.Event()
+        self.log: list[str] = []
+
+    def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
+        self.log.append("propose")
+        self.entered.set()
+        assert self.gate.wait(10)
+        return super().propose(asks)
+
+    def catch_up(self, budget: int) -> int:
+        computed = super().catch_up(budget)
+        if computed:
+            self.log.append("chunk")
+        else:
+            self.caught_up.set()
+        return computed
+
+
+class Harness:
+    def __init__(self, method: ScriptedMethod) -> None:
+        self.worker = Worker(lambda: method, max_num_seqs=16, chunk=32, cost_budget_s=0)
+        self.worker.start()
+        assert self.worker.ready.result(10) is method
+
+    def session(self, label: str) -> tuple[Session, Inbox]:
+        inbox: Inbox = queue.Queue()
+        return self.worker.open_session(label, inbox.put), inbox
+
+    def stop(self) -> None:
+        assert self.worker.stop(10)
+
+
+def first_round(number: int = 1, lane: int = 0) -> DraftRound:
+    return DraftRound(1, lane, number, opens=[open_request([10, 20])], rows=[DraftRow(0, 1, 2, 2)])
+
+
+def result(inbox: Inbox) -> DraftResult:
+    item = inbox.get(timeout=10)
+    assert isinstance(item, DraftResult)
+    return item
+
+
+def test_rounds_are_answered_in_order_and_timed() -> None:
+    harness = Harness(ScriptedMethod())
+    session, inbox = harness.session("a")
+    harness.worker.submit(session, first_round(), received_ns=5)
+    harness.worker.submit(session, DraftRound(1, 0, 2, commits=[DraftCommit(0, 1, 2, [21])]), received_ns=6)
+    harness.worker.submit(session, DraftRound(1, 0, 3, rows=[DraftRow(0, 1, 3, 3)], traceparent="t"), received_ns=7)
+    first = result(inbox)
+    assert first.rows[0].draft_tokens == [21, 22]
+    assert first.rows[0].confidences == [0.5, 0.5]
+    assert first.timing.received_ns == 5 < first.timing.started_ns <= first.timing.finished_ns
+    assert inbox.get(timeout=10) is None
+    third = result(inbox)
+    assert (third.round, third.traceparent, third.rows[0].draft_tokens) == (3, "t", [22, 23, 24])
+    harness.stop()
+
+
+def test_lanes_share_a_batch_but_a_session_is_never_ahead_of_its_own_rows() -> None:
+    method = GatedMethod()
+    harness = Harness(method)
+    a, inbox_a = harness.session("a")
+    b, inbox_b = harness.session("b")
+    harness.worker.submit(a, first_round(), 0)
+    assert method.entered.wait(10)
+    # All of these wait while the first batch is held.
+    harness.worker.submit(b, first_round(lane=1), 0)
+    harness.worker.submit(a, DraftRound(1, 0, 2, commits=[DraftCommit(0, 1, 2, [30])], rows=[DraftRow(0, 1, 3, 1)]), 0)
+    harness.worker.submit(a, DraftRound(1, 0, 3, commits=[DraftCommit(0, 1, 3, [40])], rows=[DraftRow(0, 1, 4, 1)]), 0)
+    method.gate.set()
+    assert [result(inbox_a).rows[0].draft_tokens for _ in range(3)] == [[21, 22], [31], [41]]
+    assert result(inbox_b).lane == 1
+    assert [len(batch) for batch in method.batches] == [1, 2, 1]
+    harness.stop()
+
+
+def test_rounds_come_before_background_work_but_do_not_starve_it() -> None:
+    method = GatedMethod()
+    harness = Harness(method)
+    session, inbox = harness.session("a")
+    method.num_behind = 3
+    harness.worker.submit(session, first_round(), 0)
+    assert method.entered.wait(10)
+    for number in range(2, 11):
+        harness.worker.submit(session, DraftRound(1, 0, number, rows=[DraftRow(0, 1, 2, 1)]), 0)
+    method.gate.set()
+    for _ in range(10):
+        result(inbox)
+    harness.stop()
+    assert method.log.count("chunk") == 3
+    positions = [index for index, entry in enumerate(method.log) if entry == "chunk"]
+    assert positions[:2] == [4, 9], method.log
+
+
+def test_background_work_goes_on_without_rounds() -> None:
+    method = GatedMethod()
+    harness = Harness(method)
+    session, inbox = harness.session("a")
+    method.num_behind = 5
+    harness.worker.submit(session, DraftRound(1, 0, 1), 0)
+    assert inbox.get(timeout=10) is None
+    assert method.caught_up.wait(10)
+    assert method.num_chunks == 5
+    harness.stop()
+
+
+def test_an_error_in_a_message_ends_only_its_session() -> None:
+    method = ScriptedMethod()
+    harness = Harness(method)
+    a, inbox_a = harness.session("a")
+    b, inbox_b = harness.session("b")
+    for session in (a, b):
+        harness.worker.submit(session, first_round(), 0)
+    result(inbox_a)
+    result(inbox_b)
+    harness.worker.submit(a, first_round(2), 0)
+    error = inbox_a.get(timeout=10)
+    assert isinstance(error, InvalidArgumentError)
+    assert "slot 0" in str(error)
+    harness.worker.submit(a, first_round(3), 0)
+    harness.worker.submit(b, DraftRound(1, 0, 2, rows=[DraftRow(0, 1, 2, 1)]), 0)
+    assert result(inbox_b).rows[0].status is RowStatus.OK
+    assert inbox_a.empty()
+    assert len(method.sequences) == 1
+    harness.worker.close_session(b)
+    harness.stop()
+
+
+def test_a_fault_while_drafting_ends_the_sessions_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
+    def propose(tokens: list[int], num_drafts: int) -> list[int]:
+        if tokens[-1] == 13:
+            raise ZeroDivisionError("unlucky")
+        return [0] * num_drafts
+
+    method = ScriptedMethod(propose)
+    harness = Harness(method)
+    a, inbox_a = harness.session("a")
+    b, inbox_b = harness.session("b")
+    harness.worker.submit(b, first_round(), 0)
+    result(inbox_b)
+    harness.worker.submit(a, DraftRound(1, 0, 1, opens=[open_request([13])], rows=[DraftRow(0, 1, 1, 1)]), 0)
+    error = inbox_a.get(timeout=10)
+    assert isinstance(error, InternalError)
+    assert "ZeroDivisionError" in str(error)
+    assert "unlucky" in caplog.text
+    harness.worker.submit(b, DraftRound(1, 0, 2, rows=[DraftRow(0, 1, 2, 2)]), 0)
+    assert result(inbox_b).rows[0].draft_tokens == [0, 0]
+    harness.stop()
+
+
+def test_a_fault_in_background_work_ends_every_session() -> None:
+    method = ScriptedMethod()
+    harness = Harness(method)
+    a, inbox_a = harness.session("a")
+    harness.worker.submit(a, first_round(), 0)
+    result(inbox_a)
+
+    def fail(budget: int) -> int:
+        raise RuntimeError("no memory")
+
+    method.catch_up = fail  # type: ignore[method-assign]
+    harness.worker.submit(a, DraftRound(1, 0, 2), 0)
+    assert inbox_a.get(timeout=10) is None
+    assert isinstance(inbox_a.get(timeout=10), InternalError)
+    assert not method.sequences
+    harness.stop()
+
+
+def test_closing_a_session_frees_its_sequences_after_its_messages() -> None:
+    method = ScriptedMethod()
+    harness = Harness(method)
+    session, inbox = harness.session("a")
+    harness.worker.submit(session, first_round(), 0)
+    harness.worker.close_session(session)
+    harness.worker.close_session(session)
+    assert result(inbox).rows[0].status is RowStatus.OK
+    harness.stop()
+    assert not method.sequences
+    assert harness.worker.pool.num_free == 16
+
+
+def test_what_keeps_the_method_from_being_made_is_told() -> None:
+    def build() -> ScriptedMethod:
+        raise UnavailableError("no such model")
+
+    worker = Worker(build, max_num_seqs=1, chunk=1)
+    worker.start()
+    with pytest.raises(UnavailableError, match="no such model"):
+        worker.ready.result(10)
+    assert worker.stop(10)
+
+
+def test_measured_costs_cover_k_and_sequences_and_leave_nothing_open() -> None:
+    method = ScriptedMethod(max_num_drafts=5, max_num_seqs=6)
+    costs = measure_draft_cost(method, budget_s=10)
+    assert [(cost.num_draft_tokens, cost.num_sequences) for cost in costs] == [(k, n) for n in (1, 2, 4, 6) for k in (1, 3, 5)]
+    assert all(cost.draft_ms > 0 for cost in costs)
+    assert not method.sequences
+
+
+def test_measuring_stops_within_its_budget() -> None:
+    costs = measure_draft_cost(Ngram(2, 4, max_num_drafts=1, max_num_seqs=64), budget_s=0)
+    assert [(cost.num_draft_tokens, cost.num_sequences) for cost in costs] == [(1, 1)]
