@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
+from specwire.pending import RequestSink
 from specwire.rpc import error_from_code, status_code
 
 if TYPE_CHECKING:
     from .engine import Engine, RequestHandle
-from .pending import RequestSink
+
 
 _MAX_STREAM_ID = 2**63 - 1
 _SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"

@@ -104,10 +104,12 @@ def unpack_response(message: pb.GenerateResponse) -> list[ChoiceDelta]:
     return [unpack_choice(choice) for choice in message.choices]
 
 
+def pack_start(start: SessionStart) -> pb.SessionStart:
+    return pb.SessionStart(stream_id=start.stream_id, request=pack_request(start.request))
+
+
 def pack_command(command: SessionCommand) -> pb.SessionRequest:
-    return pb.SessionRequest(
-        starts=[pb.SessionStart(stream_id=start.stream_id, request=pack_request(start.request)) for start in command.starts], cancels=command.cancels
-    )
+    return pb.SessionRequest(starts=map(pack_start, command.starts), cancels=command.cancels)
 
 
 def unpack_start_id(message: pb.SessionStart) -> int:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.pending import RequestSink
 from coordinator.stream import BatchResult, BatchStream, RequestStream, SessionStream
 from specwire.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason, GenerateRequest, SessionUpdate, TokenLogprobs, Usage
+from specwire.pending import RequestSink
 from specwire.sampling_params import SamplingParams
 from tests.coordinator.byte_tokenizer import ids_of, make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens

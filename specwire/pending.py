@@ -1,4 +1,4 @@
-"""What a request has generated and its client has not been sent yet, gathered without ever waiting."""
+"""What a request has generated and its reader has not taken yet, gathered without ever waiting: on both ends of a stream."""
 
 from collections.abc import Callable, Iterable
 
@@ -65,7 +65,7 @@ class PendingChoice:
 
 
 class RequestSink:
-    """The sink of one request (coordinator.sink.Sink), from which its client's stream takes what waits.
+    """Gathers the output of one request for whoever takes it: in the coordinator the engine's sink, in a client the request's inbox.
 
     Args:
         num_choices: the request has ended when as many choices have.
