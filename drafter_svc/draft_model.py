@@ -207,7 +207,7 @@ class DraftModel:
                 indices=[len(sequence.token_ids) + position for sequence in sequences],
                 choices=[sequence.choice for sequence in sequences],
             )
-            for row, token_id, score in zip(live, samples.token_ids.tolist(), samples.probs.tolist(), strict=True):
+            for row, token_id, score in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
                 token_ids[row].append(token_id)
                 scores[row].append(score)
         for (seq_id, num_drafts), drafted in zip(rows, token_ids, strict=True):

@@ -102,6 +102,8 @@ class Worker:
                 is_behind, num_batches = True, num_batches + 1
             if is_behind and (not self._jobs or num_batches >= _MAX_BATCHES_BEFORE_CHUNK):
                 is_behind, num_batches = self._catch_up(method), 0
+        for session in self._sessions:
+            session.close()
 
     def _take(self, *, wait: bool) -> list[_Job] | None:
         """The jobs of the next batch; none where there are none and `wait` is not set; None at the end.

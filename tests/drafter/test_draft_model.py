@@ -1,0 +1,388 @@
+"""The draft model: it drafts what a target of equal weights emits, whatever happened before, and loses no block."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafter_svc.draft_model import DraftModel
+from drafter_svc.method import Ask, Drafts
+from specwire.engine.models.decoder import Decoder
+from specwire.errors import InvalidArgumentError
+from specwire.messages import DraftOpen, RowStatus
+from specwire.sampling_params import SamplingParams
+from tests.drafter.helpers import open_request
+from tests.drafter.target import VOCAB_SIZE, target_logits, target_texts, tiny_model
+
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.8)
+HOT = SamplingParams(temperature=1.5)
+MODEL = tiny_model()
+
+
+def make(model: Decoder = MODEL, num_blocks: int = 256, max_num_drafts: int = 8, **options: object) -> DraftModel:
+    method = DraftModel(model, num_blocks=num_blocks, max_num_drafts=max_num_drafts, **options)  # type: ignore[arg-type]
+    for layer in method._runner.kv_cache.layers:
+        layer.fill_(float("nan"))  # what was not computed must not be read
+    return method
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+def catch_up(method: DraftModel, budget: int = 64) -> None:
+    while method.catch_up(budget):
+        pass
+
+
+@dataclass
+class Life:
+    """One sequence: what it was opened with, and how many tokens of `text` are committed."""
+
+    seq_id: int
+    request: DraftOpen
+    text: list[int]
+    num_tokens: int
+
+    def reopen(self, method: DraftModel) -> None:
+        method.open(self.seq_id, dataclasses.replace(self.request, token_ids=self.text[: self.num_tokens]))
+
+    def commit(self, method: DraftModel, num_tokens: int) -> None:
+        """The next tokens of the text."""
+        method.append(self.seq_id, self.text[self.num_tokens : self.num_tokens + num_tokens])
+        self.num_tokens += num_tokens
+
+
+REQUESTS = [
+    open_request(tokens(count, seed=slot), slot=slot, sampling=sampling, noise_key=2**63 + slot, choice=slot % 3)
+    for slot, (count, sampling) in enumerate([(1, GREEDY), (16, SAMPLED), (17, HOT), (33, GREEDY), (50, SAMPLED)])
+]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    """The target's text for each of REQUESTS."""
+    texts = target_texts(MODEL, REQUESTS, 270)
+    windows = {tuple(text[i : i + 8]) for text in texts for i in range(60, 200, 8)}
+    assert len(windows) > 80, "the texts repeat themselves or each other, so that mix-ups would not show"
+    return texts
+
+
+def begin_all(method: DraftModel, texts: list[list[int]]) -> list[Life]:
+    lives = [Life(request.slot, request, text, len(request.token_ids)) for request, text in zip(REQUESTS, texts, strict=True)]
+    for life in lives:
+        life.reopen(method)
+    catch_up(method)
+    return lives
+
+
+def step(method: DraftModel, lives: Sequence[Life], k: int) -> None:
+    """One step of a coordinator over all sequences; asserts that the target would accept every draft."""
+    for life, drafts in zip(lives, method.propose([Ask(life.seq_id, k) for life in lives]), strict=True):
+        assert drafts.status is RowStatus.OK
+        assert drafts.token_ids == life.text[life.num_tokens : life.num_tokens + k], f"sequence {life.seq_id} at {life.num_tokens} tokens"
+        assert len(drafts.scores) == k
+        life.commit(method, k + 1)
+
+
+def decode_plainly(method: DraftModel, lives: Sequence[Life], num_steps: int, *, in_one_commit: bool) -> None:
+    """Steps without drafts; commits arrive one by one, or buffered."""
+    for life in lives:
+        for _ in range(1 if in_one_commit else num_steps):
+            life.commit(method, num_steps if in_one_commit else 1)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_equal_weights_accept_every_draft(k: int, texts: list[list[int]]) -> None:
+    method = make()
+    initial = method.num_free_blocks
+    lives = begin_all(method, texts)
+    for _ in range(6):
+        step(method, lives, k)
+        method.check_integrity()
+    # Twenty steps at K = 0, buffered or not, and back.
+    for in_one_commit in (True, False):
+        decode_plainly(method, lives, 20, in_one_commit=in_one_commit)
+        catch_up(method)
+        step(method, lives, k)
+        step(method, lives, k)
+    # All are closed and opened again with all their tokens; then so in a new process.
+    for life in lives:
+        method.close(life.seq_id)
+    for restarted in (method, make()):
+        method = restarted
+        for life in lives:
+            life.reopen(method)
+        catch_up(method)
+        step(method, lives, k)
+        step(method, lives, k)
+    # Timed-out rounds: drafts that nobody used, then plain steps, then drafts again.
+    for num_plain_steps in (1, 2, k, k + 1, 2 * k + 3):
+        method.propose([Ask(life.seq_id, k) for life in lives])
+        decode_plainly(method, lives, num_plain_steps, in_one_commit=True)
+        catch_up(method)
+        step(method, lives, k)
+    for life in lives:
+        method.close(life.seq_id)
+    assert method.num_free_blocks == initial
+
+
+def test_small_gaps_are_closed_in_the_round_itself(texts: list[list[int]]) -> None:
+    method = make()
+    lives = begin_all(method, texts)
+    step(method, lives, 3)
+    # The last draft and the token after it have no KV yet either: 16 are missing.
+    decode_plainly(method, lives, 14, in_one_commit=True)
+    step(method, lives, 3)
+    decode_plainly(method, lives, 15, in_one_commit=True)
+    assert {drafts.status for drafts in method.propose([Ask(life.seq_id, 3) for life in lives])} == {RowStatus.CATCHING_UP}
+
+
+def test_asking_again_at_the_same_length_gives_the_same_drafts(texts: list[list[int]]) -> None:
+    method = make()
+    lives = begin_all(method, texts)
+    first = method.propose([Ask(life.seq_id, 8) for life in lives])
+    for k in (8, 3, 1, 8):
+        again = method.propose([Ask(life.seq_id, k) for life in lives])
+        assert [drafts.token_ids for drafts in again] == [drafts.token_ids[:k] for drafts in first]
+        for left, right in zip(again, first, strict=True):
+            assert left.scores == pytest.approx(right.scores[:k], abs=1e-5)
+
+
+HISTORY = st.lists(
+    st.one_of(
+        st.tuples(st.just("draft"), st.integers(0, 2), st.integers(1, 6)),
+        st.tuples(st.just("accept"), st.integers(0, 2), st.integers(0, 6)),
+        st.tuples(st.just("plain"), st.integers(0, 2), st.integers(1, 30)),
+        st.tuples(st.just("catch_up"), st.just(0), st.integers(1, 40)),
+        st.tuples(st.just("reopen"), st.integers(0, 2), st.integers(1, 20)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(history=HISTORY, seed=st.integers(0, 1000))
+def test_drafts_after_any_history_equal_those_of_a_fresh_drafter(history: list[tuple[str, int, int]], seed: int) -> None:
+    rng = random.Random(seed)
+    method = make(num_blocks=200, max_num_drafts=6)
+    requests = [open_request(tokens(5 + 12 * slot, slot), sampling=(GREEDY, SAMPLED, HOT)[slot], noise_key=slot) for slot in range(3)]
+    known = [list(request.token_ids) for request in requests]
+    for seq_id, request in enumerate(requests):
+        method.open(seq_id, request)
+    drafted: dict[int, list[int]] = {}
+    for action, seq_id, number in history:
+        if action == "catch_up":
+            method.catch_up(number)
+        elif action == "draft":
+            (answer,) = method.propose([Ask(seq_id, number)])
+            assert answer.status in (RowStatus.OK, RowStatus.CATCHING_UP)
+            drafted[seq_id] = answer.token_ids
+        elif action == "reopen":
+            method.close(seq_id)
+            known[seq_id] = known[seq_id][:number]
+            method.open(seq_id, dataclasses.replace(requests[seq_id], token_ids=known[seq_id]))
+            drafted.pop(seq_id, None)
+        else:
+            num_accepted, num_own = (number, 1) if action == "accept" else (0, number)
+            new = [*drafted.pop(seq_id, [])[:num_accepted], *(rng.randrange(VOCAB_SIZE) for _ in range(num_own))]
+            method.append(seq_id, new)
+            known[seq_id] += new
+        method.check_integrity()
+    catch_up(method)
+    found = method.propose([Ask(seq_id, 6) for seq_id in range(3)])
+    fresh = make()
+    for seq_id, request in enumerate(requests):
+        fresh.open(seq_id, dataclasses.replace(request, token_ids=known[seq_id]))
+    catch_up(fresh, 1000)
+    for drafts, expected in zip(found, fresh.propose([Ask(seq_id, 6) for seq_id in range(3)]), strict=True):
+        assert (drafts.status, drafts.token_ids) == (RowStatus.OK, expected.token_ids)
+        assert drafts.scores == pytest.approx(expected.scores, abs=1e-5)
+
+
+def test_a_thousand_random_operations_lose_no_block() -> None:
+    rng = random.Random(11)
+    method = make(num_blocks=12, max_num_drafts=5)
+    lengths: dict[int, int] = {}
+    seen: set[RowStatus] = set()
+    drafted: dict[int, Drafts] = {}
+    for _ in range(1000):
+        seq_id, action = rng.randrange(8), rng.choice(("open", "close", "commit", "propose", "propose", "catch_up", "catch_up"))
+        if action == "open" and seq_id not in lengths:
+            lengths[seq_id] = rng.randrange(0, 120)
+            sampling = rng.choice((GREEDY, SAMPLED))
+            method.open(seq_id, open_request(tokens(lengths[seq_id], seed=rng.randrange(3)), sampling=sampling, noise_key=seq_id))
+        elif action == "close" and seq_id in lengths:
+            method.close(seq_id)
+            del lengths[seq_id]
+            drafted.pop(seq_id, None)
+        elif action == "commit" and seq_id in lengths:
+            run = drafted.pop(seq_id, Drafts(RowStatus.OK)).token_ids
+            new = [*run[: rng.randrange(6)], *tokens(rng.randrange(1, 4), seed=rng.randrange(99))]
+            method.append(seq_id, new)
+            lengths[seq_id] += len(new)
+        elif action == "propose":
+            asks = [Ask(other, rng.randrange(7)) for other in rng.sample(sorted(lengths), rng.randrange(len(lengths) + 1))]
+            for ask, drafts in zip(asks, method.propose(asks), strict=True):
+                seen.add(drafts.status)
+                drafted[ask.seq_id] = drafts
+                assert len(drafts.token_ids) == len(drafts.scores) <= min(ask.num_drafts, 5)
+                assert all(0 <= token_id < VOCAB_SIZE for token_id in drafts.token_ids)
+                assert all(0 <= score <= 1 for score in drafts.scores), drafts
+        elif action == "catch_up":
+            budget = rng.randrange(1, 50)
+            assert 0 <= method.catch_up(budget) <= budget
+        method.check_integrity()
+    assert seen == {RowStatus.OK, RowStatus.OUT_OF_BLOCKS, RowStatus.CATCHING_UP}
+    for seq_id in lengths:
+        method.close(seq_id)
+    method.check_integrity()
+    assert method.num_free_blocks == 12
+
+
+def test_out_of_blocks_is_one_sequences_trouble_and_passes(texts: list[list[int]]) -> None:
+    method = make(num_blocks=5)
+    method.open(9, open_request(tokens(60, seed=9)))
+    small, late = (Life(request.slot, request, texts[request.slot], len(request.token_ids)) for request in REQUESTS[1:4:2])
+    small.reopen(method)
+    late.reopen(method)
+    catch_up(method)
+    step(method, [small], 1)
+    small.commit(method, 15)
+    answers = method.propose([Ask(9, 4), Ask(small.seq_id, 4), Ask(late.seq_id, 4)])
+    assert [drafts.status for drafts in answers] == [RowStatus.OK, RowStatus.OUT_OF_BLOCKS, RowStatus.OUT_OF_BLOCKS]
+    assert [len(drafts.token_ids) for drafts in answers] == [4, 0, 0]
+    method.close(9)
+    catch_up(method)
+    late.commit(method, 5)
+    small.commit(method, 1)
+    for life in (late, small):
+        catch_up(method)
+        step(method, [life], 4)
+        method.close(life.seq_id)
+    assert method.num_free_blocks == 5
+
+
+@pytest.mark.parametrize(("length", "expected"), [(58, 5), (59, 5), (60, 4), (63, 1), (64, 0), (65, 0), (90, 0)])
+def test_never_drafts_past_its_window(length: int, expected: int) -> None:
+    model = tiny_model(max_position_embeddings=64)
+    method = make(model, max_num_drafts=5)
+    assert method.description.max_model_len == 64
+    method.open(0, open_request(tokens(length)))
+    method.open(1, open_request(tokens(20)))
+    catch_up(method)
+    first, second = method.propose([Ask(0, 9), Ask(1, 9)])
+    assert (first.status, len(first.token_ids)) == (RowStatus.OK, expected)
+    assert (second.status, len(second.token_ids)) == (RowStatus.OK, 5)
+    method.append(0, tokens(9, seed=1))
+    assert method.catch_up(99) == 0 or length + 9 < 64
+    assert method.propose([Ask(0, 9)])[0].status is RowStatus.OK
+
+
+def test_window_of_the_configuration() -> None:
+    assert make(max_model_len=100).description.max_model_len == 100
+    assert make(max_model_len=100_000).description.max_model_len == 512
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB_SIZE, 2**31 - 1])
+def test_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
+    method = make()
+    with pytest.raises(InvalidArgumentError, match=f"token id {wrong} is not in the draft model's vocabulary, 0 to {VOCAB_SIZE - 1}"):
+        method.open(0, open_request([1, wrong, 2]))
+    method.open(0, open_request([1, 2]))
+    with pytest.raises(InvalidArgumentError, match=f"token id {wrong}"):
+        method.append(0, [3, wrong])
+    method.check_integrity()
+    method.close(0)
+    assert method.num_free_blocks == 256
+
+
+def test_an_empty_sequence_gets_no_drafts_until_it_has_a_token() -> None:
+    method = make()
+    method.open(0, open_request([]))
+    assert method.propose([Ask(0, 3)]) == [Drafts(RowStatus.OK)]
+    method.append(0, [5])
+    assert len(method.propose([Ask(0, 3)])[0].token_ids) == 3
+
+
+def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones() -> None:
+    method = make()
+    method.open(0, open_request(tokens(400)))
+    method.open(1, open_request(tokens(30, seed=1)))
+    method.open(2, open_request(tokens(9, seed=2)))
+    assert [drafts.status for drafts in method.propose([Ask(0, 2), Ask(1, 2), Ask(2, 2)])] == [
+        RowStatus.CATCHING_UP, RowStatus.CATCHING_UP, RowStatus.OK,
+    ]  # fmt: skip
+    assert method.catch_up(64) == 32 + 29
+    assert [drafts.status for drafts in method.propose([Ask(0, 2), Ask(1, 2)])] == [RowStatus.CATCHING_UP, RowStatus.OK]
+    chunks = []
+    while computed := method.catch_up(64):
+        chunks.append(computed)
+    assert chunks == [64] * 5 + [399 - 32 - 320]
+    assert method.propose([Ask(0, 2)])[0].status is RowStatus.OK
+
+
+def test_a_reopened_sequence_finds_its_prefix_in_the_cache() -> None:
+    method = make()
+    method.open(0, open_request(tokens(200)))
+    catch_up(method)
+    method.close(0)
+    method.open(0, open_request(tokens(200)))
+    assert method.propose([Ask(0, 1)])[0].status is RowStatus.OK
+
+
+def test_one_forward_pass_a_draft_position_over_all_sequences(monkeypatch: pytest.MonkeyPatch, texts: list[list[int]]) -> None:
+    method = make()
+    lives = begin_all(method, texts)
+    sizes: list[int] = []
+    forward = method._runner.forward
+    monkeypatch.setattr(method._runner, "forward", lambda batch: (sizes.append(batch.num_tokens), forward(batch))[1])
+    method.propose([Ask(life.seq_id, k) for life, k in zip(lives, (1, 2, 3, 5, 5), strict=True)])
+    # The first pass computes what has no KV: all of the two short prompts, the last token of the others.
+    assert sizes == [1 + 16 + 1 + 1 + 1, 4, 3, 2, 2]
+
+
+def test_scores_are_the_probabilities_of_the_drawn_tokens() -> None:
+    method = make()
+    prompts, sampling = [tokens(9), tokens(12, seed=1)], [GREEDY, SAMPLED]
+    for seq_id in range(2):
+        method.open(seq_id, open_request(prompts[seq_id], sampling=sampling[seq_id]))
+    for seq_id, drafts in enumerate(method.propose([Ask(0, 4), Ask(1, 4)])):
+        rows = target_logits(MODEL, [*prompts[seq_id], *drafts.token_ids])[len(prompts[seq_id]) - 1 : -1]
+        probs = torch.softmax(rows / (sampling[seq_id].temperature or 1.0), -1)
+        assert drafts.scores == pytest.approx([float(row[token]) for row, token in zip(probs, drafts.token_ids, strict=True)], abs=1e-5)
+
+
+def test_greedy_drafting_of_sampled_requests() -> None:
+    drafts = make_and_draft(HOT, greedy=True)
+    assert drafts == target_logits(MODEL, [*tokens(9), *drafts]).argmax(-1)[8:-1].tolist()
+    assert drafts != make_and_draft(HOT)
+
+
+def make_and_draft(sampling: SamplingParams, *, greedy: bool = False) -> list[int]:
+    method = make(greedy=greedy)
+    method.open(0, open_request(tokens(9), sampling=sampling))
+    return method.propose([Ask(0, 5)])[0].token_ids
+
+
+def test_only_the_temperature_is_applied() -> None:
+    plain = make_and_draft(SAMPLED)
+    assert plain == make_and_draft(SAMPLED.replace(top_k=1, repetition_penalty=2.0, logit_bias={3: 50.0}, min_tokens=5))
+    assert plain != make_and_draft(HOT)
+
+
+def test_broken_weights_give_scores_of_zero() -> None:
+    model = tiny_model()
+    model._final_norm.fill_(float("nan"))
+    method = make(model)
+    method.open(0, open_request(tokens(5)))
+    (drafts,) = method.propose([Ask(0, 3)])
+    assert drafts.scores == [0.0] * 3
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in drafts.token_ids)
