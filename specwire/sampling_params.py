@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from specwire.errors import InvalidArgumentError
 
@@ -82,27 +83,28 @@ class SamplingParams:
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
-        if isinstance(self.stop, str):
-            raise InvalidArgumentError(f"stop is the string {self.stop!r}, but must be a list of strings; wrap it in a list")
+        _check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        _check_bool("ignore_eos", self.ignore_eos)
+        _check_sequence("stop", self.stop, "strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidArgumentError(f"stop has {len(self.stop)} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer")
         for text in self.stop:
             _check_stop_string(text)
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidArgumentError(f"logit_bias is {self.logit_bias!r}, but must map token ids to numbers; send {{id: bias}}")
+        _check_token_ids("logit_bias", tuple(self.logit_bias))
         for token_id, bias in self.logit_bias.items():
-            _check_int("logit_bias key", token_id, 0, 2**31 - 1)
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None:
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidArgumentError("allowed_token_ids is empty, so that nothing could be sampled; leave it out to allow every token")
-            for token_id in self.allowed_token_ids:
-                _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
-        for word in self.bad_words_token_ids:
+        _check_sequence("bad_words_token_ids", self.bad_words_token_ids, "token-id lists")
+        for i, word in enumerate(self.bad_words_token_ids):
+            _check_token_ids(f"bad_words_token_ids[{i}]", word)
             if not word:
-                raise InvalidArgumentError("bad_words_token_ids holds an empty word; give each bad word at least one token id")
-            for token_id in word:
-                _check_int("bad_words_token_ids", token_id, 0, 2**31 - 1)
+                raise InvalidArgumentError(f"bad_words_token_ids[{i}] is empty, but a bad word has at least one token id; remove it")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.max_draft_tokens is not None:
@@ -132,21 +134,39 @@ class SamplingParams:
         for name, token_ids in named.items():
             for token_id in token_ids:
                 if token_id >= vocab_size:
-                    raise InvalidArgumentError(f"{name} names token id {token_id}, but the model's ids end at {vocab_size - 1}; use ids of the served tokenizer")
+                    raise InvalidArgumentError(
+                        f"{name} names token id {token_id}, but the model's ids end at {vocab_size - 1}; use ids of the served tokenizer"
+                    )
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}")
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}; send one")
     if not low <= value <= high:
         raise InvalidArgumentError(f"{name} is {value}, but must be from {low} to {high}; choose a value in that range")
 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be a finite number from {low:g} to {high:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be a finite number from {low:g} to {high:g}; send one")
     if not low <= value <= high:
         raise InvalidArgumentError(f"{name} is {value:g}, but must be from {low:g} to {high:g}; choose a value in that range")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be true or false; send one of them")
+
+
+def _check_sequence(name: str, value: object, items: str) -> None:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be a list of {items}; wrap a single one in a list")
+
+
+def _check_token_ids(name: str, token_ids: object) -> None:
+    _check_sequence(name, token_ids, "token ids")
+    for token_id in cast(Sequence[object], token_ids):
+        _check_int(f"a token id in {name}", token_id, 0, 2**31 - 1)
 
 
 def _check_stop_string(text: object) -> None:
