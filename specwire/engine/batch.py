@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention
+from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, slot_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,26 @@ class RaggedBatch:
 
     @classmethod
     def from_segments(
-        cls, segments: Sequence[Segment], block_size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        cls, segments: Sequence[Segment], block_size: int, query_heads_per_kv_head: int, device: torch.device | str, dtype: torch.dtype
     ) -> "RaggedBatch":
-        """Flattens segments. `dtype` is the model's: attention masks are made in it."""
+        """Flattens segments. The last three arguments are the model's; attention masks are made to fit them."""
         assert segments, "a batch needs at least one segment"
         query_lens = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
         starts = np.array([s.start_position for s in segments], dtype=np.int64)
+        assert query_lens.min() > 0, f"a segment has no tokens: {query_lens}"
         seq_lens = starts + query_lens
-        num_blocks = -(-seq_lens // block_size)
-        block_tables = np.zeros((len(segments), int(num_blocks.max())), dtype=np.int32)
-        for row, segment in enumerate(segments):
-            count = int(num_blocks[row])
-            assert query_lens[row] > 0, f"segment {row} has no tokens"
+        num_blocks = (-(-seq_lens // block_size)).tolist()
+        block_tables = np.zeros((len(segments), max(num_blocks)), dtype=np.int32)
+        for row, (segment, count) in enumerate(zip(segments, num_blocks, strict=True)):
             assert len(segment.block_table) >= count, f"segment {row} needs {count} blocks, its table has {len(segment.block_table)}"
             block_tables[row, :count] = segment.block_table[:count]
 
         cu_seqlens_q = np.zeros(len(segments) + 1, dtype=np.int64)
-        np.cumsum(query_lens, out=cu_seqlens_q[1:])
-        rows = np.repeat(np.arange(len(segments)), query_lens)
-        positions = np.arange(cu_seqlens_q[-1]) - np.repeat(cu_seqlens_q[:-1] - starts, query_lens)
-        slot_mapping = block_tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        token_ids = np.concatenate([np.asarray(s.token_ids, dtype=np.int64) for s in segments])
+        query_lens.cumsum(out=cu_seqlens_q[1:])
+        positions = np.arange(cu_seqlens_q[-1]) + (starts - cu_seqlens_q[:-1]).repeat(query_lens)
+        slots = slot_table(block_tables, block_size)
+        slot_mapping = slots[np.arange(len(segments)).repeat(query_lens), positions]
+        token_ids = np.array([token for segment in segments for token in segment.token_ids], dtype=np.int64)
 
         def tensor(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
@@ -76,6 +75,6 @@ class RaggedBatch:
             cu_seqlens_q=tensor(cu_seqlens_q.astype(np.int32)),
             seq_lens=tensor(seq_lens.astype(np.int32)),
             block_tables=tensor(block_tables),
-            attention_plan=plan_attention(cu_seqlens_q, seq_lens, block_tables, block_size, device, dtype),
+            attention_plan=plan_attention(cu_seqlens_q, seq_lens, slots, query_heads_per_kv_head, device, dtype),
             row_starts=tuple(cu_seqlens_q.tolist()),
         )

@@ -32,7 +32,9 @@ class ModelRunner:
 
     def batch(self, segments: Sequence[Segment]) -> RaggedBatch:
         """Flattens segments of different sequences."""
-        return RaggedBatch.from_segments(segments, self.kv_cache.block_size, self.model.device, self.model.dtype)
+        model = self.model
+        group = model.config.num_heads // model.config.num_kv_heads
+        return RaggedBatch.from_segments(segments, self.kv_cache.block_size, group, model.device, model.dtype)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Causal attention of ragged queries over paged KV: the torch twin, for any device.
 
-Segments with few queries (decode and verify rows) run together in padded calls, sorted into groups of similar length; long prefill
-chunks run one by one in slices of queries. Query heads that share a key/value head are packed into the query dimension, so KV is never
-expanded. KV is gathered token by token, padding with the sequence's own first token: a row reads nothing but its own sequence, so
-numbers gone bad (NaN) in one sequence can't reach another through a reused block.
+Segments with few queries (decode and verify rows) run together in padded calls, sorted into groups of similar length, their query heads
+that share a key/value head packed into the query dimension; long prefill chunks run one by one in slices of queries. KV is gathered
+token by token, padding with the sequence's own first token: a row reads nothing but its own sequence, so numbers gone bad (NaN) in one
+sequence can't reach another through a reused block.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ MAX_QUERY_SLICE = 256
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of scaled_dot_product_attention over S padded rows of Q queries and L positions each."""
+    """One call of scaled_dot_product_attention over S padded rows of Q queries and L positions each, G query heads to a KV head."""
 
     query_rows: torch.Tensor | slice  # [S * Q] token rows of the queries (padding repeats a row), or the slice that they are
     output_rows: torch.Tensor | None  # [n] token rows to write; None where query_rows has no padding
@@ -30,7 +30,8 @@ class AttentionCall:
     num_rows: int  # S
     num_queries: int  # Q
     num_positions: int  # L
-    mask: torch.Tensor | None  # [S, 1, Q, 1, L] additive; None where every position is attended to
+    packed: bool  # query heads packed into the query dimension
+    mask: torch.Tensor | None  # additive, [S, 1, Q * G, L] if packed, else [1, 1, Q, L]; None where every position is attended to
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,10 @@ def ragged_attention(
         [T, num_heads, head_dim], contiguous.
     """
     if plan is None:
-        plan = plan_attention(
-            cu_seqlens_q.cpu().numpy(), seq_lens.cpu().numpy(), block_tables.cpu().numpy(), kv_cache.shape[1], query.device, query.dtype
-        )
+        slots = slot_table(block_tables.cpu().numpy(), kv_cache.shape[1])
+        group = query.shape[1] // kv_cache.shape[3]
+        starts, lengths = cu_seqlens_q.cpu().numpy().astype(np.int64), seq_lens.cpu().numpy().astype(np.int64)
+        plan = plan_attention(starts, lengths, slots, group, query.device, query.dtype)
     calls = plan.calls
     if len(calls) == 1 and calls[0].output_rows is None:
         return _attend(query, kv_cache, calls[0], scale)
@@ -89,106 +91,98 @@ def _attend(query: torch.Tensor, kv_cache: torch.Tensor, call: AttentionCall, sc
     group = num_heads // num_kv_heads
     rows, queries, positions = call.num_rows, call.num_queries, call.num_positions
     picked = query[call.query_rows] if isinstance(call.query_rows, slice) else query.index_select(0, call.query_rows)
-    packed = picked.view(rows, queries, num_kv_heads, group, head_dim).transpose(1, 2).reshape(rows, num_kv_heads, queries * group, head_dim)
     kv = kv_cache.flatten(0, 1).index_select(0, call.slots).view(rows, positions, 2, num_kv_heads, head_dim)
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)  # [S, KV, L, D]
-    mask = None if call.mask is None else call.mask.expand(rows, 1, queries, group, positions).reshape(rows, 1, queries * group, positions)
-    result = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)  # [S, KV, Q * G, D]
-    unpacked = result.view(rows, num_kv_heads, queries, group, head_dim).transpose(1, 2)
-    return unpacked.reshape(rows * queries, num_heads, head_dim)
+    if not call.packed:
+        heads_first = picked.transpose(0, 1)[None]  # [1, H, Q, D]
+        result = F.scaled_dot_product_attention(heads_first, key, value, attn_mask=call.mask, scale=scale, enable_gqa=group > 1)
+        return result[0].transpose(0, 1).contiguous()
+    packed = picked.view(rows, queries, num_kv_heads, group, head_dim).transpose(1, 2).reshape(rows, num_kv_heads, queries * group, head_dim)
+    result = F.scaled_dot_product_attention(packed, key, value, attn_mask=call.mask, scale=scale)  # [S, KV, Q * G, D]
+    return result.view(rows, num_kv_heads, queries, group, head_dim).transpose(1, 2).reshape(rows * queries, num_heads, head_dim)
+
+
+def slot_table(block_tables: np.ndarray, block_size: int) -> np.ndarray:
+    """block_tables [S, max_blocks] -> slot of every position [S, max_blocks * block_size] int64."""
+    return (block_tables.astype(np.int64)[:, :, None] * block_size + np.arange(block_size)).reshape(len(block_tables), -1)
 
 
 def plan_attention(
-    cu_seqlens_q: np.ndarray,
-    seq_lens: np.ndarray,
-    block_tables: np.ndarray,
-    block_size: int,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    cu_seqlens_q: np.ndarray, seq_lens: np.ndarray, slots: np.ndarray, group: int, device: torch.device | str, dtype: torch.dtype
 ) -> AttentionPlan:
-    """Cuts a batch into calls. Arguments as in `ragged_attention`, on the host; `dtype` is the queries'."""
-    query_lens = np.diff(cu_seqlens_q)
-    packed = [row for row in range(len(seq_lens)) if query_lens[row] <= MAX_PACKED_QUERIES]
-    calls = []
-    for rows in _groups(packed, seq_lens):
-        calls.append(_packed_call(rows, cu_seqlens_q, seq_lens, block_tables, block_size, device, dtype))
-    for row in np.flatnonzero(query_lens > MAX_PACKED_QUERIES):
-        calls.extend(_prefill_calls(int(row), cu_seqlens_q, seq_lens, block_tables, block_size, device, dtype))
+    """Cuts a batch into calls.
+
+    Args:
+        cu_seqlens_q: [S + 1] int64, on the host like all arrays here.
+        seq_lens: [S] int64.
+        slots: what `slot_table` gave.
+        group: query heads to a key/value head.
+        device, dtype: the queries'.
+    """
+    query_lens = cu_seqlens_q[1:] - cu_seqlens_q[:-1]
+    is_packed = query_lens <= MAX_PACKED_QUERIES
+    calls = [_packed_call(rows, cu_seqlens_q, seq_lens, slots, group, device, dtype) for rows in _groups(is_packed.nonzero()[0], seq_lens)]
+    for row in (~is_packed).nonzero()[0].tolist():
+        first, last = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1])
+        calls.extend(_prefill_calls(first, last, slots[row, : seq_lens[row]], device, dtype))
     return AttentionPlan(tuple(calls))
 
 
-def _groups(rows: list[int], seq_lens: np.ndarray) -> Iterator[list[int]]:
+def _groups(rows: np.ndarray, seq_lens: np.ndarray) -> Iterator[np.ndarray]:
     """Groups rows so that none is padded by more than a quarter of the group's length or 128 positions, whichever is more."""
-    group: list[int] = []
-    longest = 0
-    for row in sorted(rows, key=lambda r: -int(seq_lens[r])):
-        if group and longest - seq_lens[row] > max(128, longest // 4):
-            yield sorted(group)
-            group = []
-        if not group:
-            longest = int(seq_lens[row])
-        group.append(row)
-    if group:
-        yield sorted(group)
-
-
-def _slots(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
-    return block_table[positions // block_size].astype(np.int64) * block_size + positions % block_size
+    remaining = rows[seq_lens[rows].argsort()[::-1]]  # longest first
+    while len(remaining):
+        lengths = seq_lens[remaining]
+        count = int((lengths >= lengths[0] - max(128, lengths[0] // 4)).sum())
+        yield np.sort(remaining[:count])
+        remaining = remaining[count:]
 
 
 def _packed_call(
-    rows: list[int],
-    cu_seqlens_q: np.ndarray,
-    seq_lens: np.ndarray,
-    block_tables: np.ndarray,
-    block_size: int,
-    device: torch.device | str,
-    dtype: torch.dtype,
+    rows: np.ndarray, cu_seqlens_q: np.ndarray, seq_lens: np.ndarray, slots: np.ndarray, group: int, device: torch.device | str, dtype: torch.dtype
 ) -> AttentionCall:
     first, lengths = cu_seqlens_q[rows], seq_lens[rows]
-    query_lens = cu_seqlens_q[np.array(rows) + 1] - first
+    query_lens = cu_seqlens_q[rows + 1] - first
     num_queries, num_positions = int(query_lens.max()), int(lengths.max())
-    offsets, positions = np.arange(num_queries), np.arange(num_positions)
-    real = offsets < query_lens[:, None]  # [S, Q]
-    # Padded positions read the row's own position 0; the mask hides them.
-    position_index = np.where(positions < lengths[:, None], positions, 0)  # [S, L]
-    slots = np.stack([_slots(block_tables[row], position_index[i], block_size) for i, row in enumerate(rows)])
-    last_position = np.where(real, (lengths - query_lens)[:, None] + offsets, 0)  # [S, Q]
-    visible = positions <= last_position[:, :, None]  # [S, Q, L]
+    same_lengths = bool((lengths == num_positions).all())
+    picked = slots[rows, :num_positions]  # [S, L]
+    positions = np.arange(num_positions)
+    if not same_lengths:
+        picked = np.where(positions < lengths[:, None], picked, picked[:, :1])
+    mask = None
+    if num_queries > 1 or not same_lengths:
+        last_visible = np.minimum((lengths - query_lens)[:, None] + np.arange(num_queries), lengths[:, None] - 1)  # [S, Q]
+        mask = _mask(positions <= last_visible.repeat(group, axis=1)[:, :, None], device, dtype)
 
     query_rows: torch.Tensor | slice
     output_rows = output_index = None
-    if bool(real.all()) and rows == list(range(rows[0], rows[0] + len(rows))):
-        query_rows = slice(int(first[0]), int(first[0]) + len(rows) * num_queries)
+    num_rows = len(rows)
+    if (query_lens == num_queries).all() and rows[-1] - rows[0] == num_rows - 1:
+        query_rows = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
     else:
+        offsets = np.arange(num_queries)
+        real = offsets < query_lens[:, None]  # [S, Q]
         index = np.where(real, first[:, None] + offsets, first[:, None])
         query_rows = torch.from_numpy(index.reshape(-1)).to(device)
         output_rows = torch.from_numpy(index[real]).to(device)
-        output_index = torch.from_numpy(np.flatnonzero(real.reshape(-1))).to(device)
+        output_index = torch.from_numpy(real.reshape(-1).nonzero()[0]).to(device)
     return AttentionCall(
         query_rows=query_rows,
         output_rows=output_rows,
         output_index=output_index,
-        slots=torch.from_numpy(slots.reshape(-1)).to(device),
-        num_rows=len(rows),
+        slots=torch.from_numpy(picked.reshape(-1)).to(device),
+        num_rows=num_rows,
         num_queries=num_queries,
         num_positions=num_positions,
-        mask=None if bool(visible.all()) else _mask(visible, device, dtype),
+        packed=True,
+        mask=mask,
     )
 
 
-def _prefill_calls(
-    row: int,
-    cu_seqlens_q: np.ndarray,
-    seq_lens: np.ndarray,
-    block_tables: np.ndarray,
-    block_size: int,
-    device: torch.device | str,
-    dtype: torch.dtype,
-) -> Iterator[AttentionCall]:
-    first, last = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1])
-    start = int(seq_lens[row]) - (last - first)
-    slots = torch.from_numpy(_slots(block_tables[row], np.arange(int(seq_lens[row])), block_size)).to(device)
+def _prefill_calls(first: int, last: int, slots: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Iterator[AttentionCall]:
+    """Calls for the token rows first .. last of one segment whose positions have the given slots."""
+    all_slots = torch.from_numpy(slots).to(device)
+    start = len(slots) - (last - first)
     for begin in range(first, last, MAX_QUERY_SLICE):
         end = min(begin + MAX_QUERY_SLICE, last)
         num_positions = start + end - first
@@ -197,15 +191,16 @@ def _prefill_calls(
             query_rows=slice(begin, end),
             output_rows=None,
             output_index=None,
-            slots=slots[:num_positions],
+            slots=all_slots[:num_positions],
             num_rows=1,
             num_queries=end - begin,
             num_positions=num_positions,
+            packed=False,
             mask=_mask(visible[None], device, dtype),
         )
 
 
 def _mask(visible: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-    """visible [S, Q, L] -> additive mask [S, 1, Q, 1, L]."""
+    """visible [S, Q, L] -> additive mask [S, 1, Q, L]."""
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
-    return mask[:, None, :, None].to(device)
+    return mask[:, None].to(device)
