@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import grpc
 
 from specwire.config import CoordinatorConfig
-from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
+from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import ErrorStatus, GenerateRequest, TokenizerSpec
 from specwire.rpc import Server
 from specwire.v1 import coordinator_pb2 as pb
@@ -83,6 +83,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> pb.GetTokenizerResponse:
         spec = self._engine.tokenizer
+        if spec is None and self._engine.description is None:
+            raise UnavailableError(f"the tokenizer is not known yet ({self._engine.ready.reason}); try again when health is SERVING")
         if spec is None:
             raise UnsupportedError("no tokenizer is served; send token ids instead of text and decode the ids yourself")
         if self._tokenizer is None or self._tokenizer[0] is not spec:

@@ -1,0 +1,60 @@
+"""The coordinator's calls as a client needs them; the only module of the client that knows protobuf."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
+from specwire.messages import SessionStart, SessionUpdate, TokenizerSpec
+from specwire.rpc import error_from_rpc
+from specwire.v1 import coordinator_pb2 as pb
+from specwire.v1 import coordinator_pb2_grpc
+from specwire.wire import common, generate
+
+PackedStart = pb.SessionStart
+
+
+def pack_start(start: SessionStart) -> tuple[PackedStart, int]:
+    """The start as it is sent, and its bytes."""
+    message = generate.pack_start(start)
+    return message, message.ByteSize()
+
+
+async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
+    """The served tokenizer; None if there is none. Raises the call's error as a SpecwireError."""
+    try:
+        response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
+    except grpc.aio.AioRpcError as error:
+        failure = error_from_rpc(error)
+        if isinstance(failure, (UnsupportedError, FailedPreconditionError)):
+            return None
+        raise failure from None
+    return common.unpack_tokenizer(response.tokenizer)
+
+
+class SessionCall:
+    """One Session stream."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._call: Any = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Session()
+
+    async def write(self, starts: list[PackedStart], cancels: list[int]) -> None:
+        """Sends one message; returns once the transport has taken it. Does nothing if the stream is over: `read` says why."""
+        try:
+            await self._call.write(pb.SessionRequest(starts=starts, cancels=cancels))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+
+    async def read(self) -> SessionUpdate:
+        """The next message. Raises the SpecwireError with which the stream ended."""
+        try:
+            response = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+        if response is grpc.aio.EOF:
+            raise UnavailableError("the coordinator ended the stream")
+        return generate.unpack_update(response)
+
+    def cancel(self) -> None:
+        self._call.cancel()
