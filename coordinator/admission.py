@@ -1,0 +1,159 @@
+"""Who waits and who gets in: the queue, the lanes' room, and what is refused outright."""
+
+import heapq
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from specwire.config import CoordinatorConfig
+from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnsupportedError
+from specwire.messages import GenerateRequest, ServiceDescription
+from specwire.speculative_config import check_rates
+
+from .counters import Counters, DegradedLog
+from .limits import EngineDescription
+from .peers import VerifierPeer
+from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+logger = logging.getLogger(__name__)
+
+_MAX_SETBACKS = 5
+
+
+class Admission:
+    """The one queue of all lanes, by priority and then arrival; a preempted sequence comes back to its old place in it.
+
+    Args:
+        config: bounds the queue.
+        accept: what to do with a verifier that is reached: raises FailedPreconditionError if it can't be a lane.
+        lane_changed: called when a lane has become ready or not.
+        give_up: ends a sequence with an error.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        accept: Callable[[VerifierPeer, ServiceDescription], Awaitable[None]],
+        lane_changed: Callable[[], None],
+        give_up: Callable[[Sequence, SpecwireError], None],
+    ) -> None:
+        self.config = config
+        self.accept = accept
+        self.lane_changed = lane_changed
+        self.description: EngineDescription | None = None
+        self.lanes: list[Lane] = []
+        self.counters = Counters()
+        self.log = DegradedLog(logger)
+        self.num_waiting = 0
+        self._give_up = give_up
+        self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
+        self._num_pushed = 0
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences that wait, in no order."""
+        return [sequence for _, _, sequence in self._heap if sequence.is_waiting]
+
+    def check_room(self) -> None:
+        """Raise ResourceExhaustedError if the queue is full."""
+        limit = self.config.max_queue
+        if self.num_waiting >= limit:
+            raise ResourceExhaustedError(f"{self.num_waiting} sequences wait already, and max_queue is {limit}; try again later or raise max_queue")
+
+    def push(self, sequence: Sequence) -> None:
+        assert not sequence.is_waiting, "a sequence waits once"
+        assert not sequence.is_finished, "a sequence that has ended does not wait"
+        sequence.is_waiting = True
+        self.num_waiting += 1
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (sequence.order, self._num_pushed, sequence))
+
+    def requeue(self, sequence: Sequence, setback: SpecwireError | None = None) -> None:
+        """A sequence that lost its place comes back; one that does so again and again without a new token is given up."""
+        if setback is not None:
+            sequence.num_setbacks += 1
+            if sequence.num_setbacks > _MAX_SETBACKS:
+                self._give_up(sequence, setback)
+                return
+        self.push(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Takes a sequence that has ended out of the queue."""
+        assert sequence.is_waiting, "only a waiting sequence can leave the queue"
+        sequence.is_waiting = False
+        self.num_waiting -= 1
+
+    def fill(self) -> None:
+        """Places waiting sequences while a lane has room for the first of them."""
+        while self._heap:
+            sequence = self._heap[0][2]
+            if sequence.is_waiting:
+                lanes = [lane for lane in self.lanes if has_room(lane, sequence)]
+                if not lanes:
+                    return
+                sequence.is_waiting = False
+                self.num_waiting -= 1
+                heapq.heappop(self._heap)
+                min(lanes, key=lambda lane: (len(lane.running), -lane.num_free_blocks)).place(sequence)
+            else:
+                heapq.heappop(self._heap)
+
+
+def has_room(lane: "Lane", sequence: Sequence) -> bool:
+    """Whether a lane has a slot and blocks for a sequence. What its prefills will still take is counted as taken, and every running
+    sequence may need one more block soon; a lane that runs nothing takes whatever fits into it at all."""
+    if not lane.is_ready or not lane.has_free_slot:
+        return False
+    if not lane.running:
+        return True
+    block_size = lane.block_size
+    num_needed = -(-(len(sequence.token_ids) + 1) // block_size) + len(lane.running)
+    for other in lane.running:
+        slot = other.slot
+        assert slot is not None, "a running sequence has a slot"
+        if slot.is_prefilling:
+            num_needed += -(-(slot.num_known_tokens + 1) // block_size) - slot.num_computed_tokens // block_size
+    return num_needed <= lane.num_free_blocks
+
+
+def check_request(request: GenerateRequest, engine: EngineDescription, *, has_tokenizer: bool) -> int:
+    """The most tokens that a choice may have, prompt included.
+
+    Raises:
+        InvalidArgumentError, FailedPreconditionError, UnsupportedError: the request can never be served; the message has the numbers.
+    """
+    prompt, sampling = request.prompt_token_ids, request.sampling
+    num_prompt, limit = len(prompt), engine.max_model_len
+    if not prompt:
+        raise InvalidArgumentError("prompt_token_ids is empty; send at least one token")
+    if min(prompt) < 0 or max(prompt) >= engine.vocab_size:
+        position, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < engine.vocab_size)
+        raise InvalidArgumentError(
+            f"prompt_token_ids[{position}] is {token_id}, but the model's ids are 0 to {engine.vocab_size - 1}; use the served tokenizer"
+        )
+    if num_prompt >= limit:
+        raise InvalidArgumentError(
+            f"the prompt has {num_prompt} tokens, but a sequence may have {limit}, output included, so no token could follow; shorten it"
+        )
+    num_wanted = limit - num_prompt if sampling.max_tokens is None else sampling.max_tokens
+    if num_prompt + num_wanted > limit:
+        raise InvalidArgumentError(
+            f"the prompt has {num_prompt} tokens and max_tokens is {num_wanted}, together {num_prompt + num_wanted}, but a sequence may have "
+            f"{limit}; shorten the prompt, or set max_tokens to {limit - num_prompt} or less"
+        )
+    sampling.check_vocab(engine.vocab_size)
+    if sampling.stop and not has_tokenizer:
+        raise FailedPreconditionError("stop strings need a tokenizer, but the verifier serves none; use stop_token_ids")
+    if request.variant:
+        raise UnsupportedError(f"variant {request.variant!r} is not served; only the base model is: leave variant empty")
+    if request.synthetic_acceptance_rates:
+        if engine.verifier.rejection_sample_method != "synthetic":
+            raise FailedPreconditionError(
+                "synthetic_acceptance_rates were sent, but the verifier's rejection_sample_method is "
+                f"{engine.verifier.rejection_sample_method}; leave them out, or start it with synthetic"
+            )
+        check_rates(request.synthetic_acceptance_rates, engine.verifier.max_num_draft_tokens)
+    return num_prompt + num_wanted

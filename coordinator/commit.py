@@ -1,0 +1,127 @@
+"""Commit: the only place where a sequence gets tokens. Applies a round's answers, row by row, and preempts where blocks ran out."""
+
+from typing import TYPE_CHECKING
+
+from specwire.errors import InternalError, ResourceExhaustedError
+from specwire.messages import ChoiceDelta, FinishReason, RowStatus, TokenOrigin, VerifyResult
+
+from .ending import end_sequence
+from .sequence import Sequence
+from .slots import Round, Slot
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+_MAX_DRAFTS = 128
+_PLAIN = bytes([TokenOrigin.PLAIN])
+_RECOVERED = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.RECOVERED]) for accepted in range(_MAX_DRAFTS)]
+_BONUS = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.BONUS]) for accepted in range(_MAX_DRAFTS + 1)]
+_MAX_SETBACKS = 5
+
+
+def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
+    """Appends what was sampled, applies the stop rules and streams it; answers of ended or reopened sequences are dropped."""
+    counters = lane.counters
+    max_backlog = lane.admission.config.max_stream_backlog
+    is_short_of_blocks = False
+    for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
+        status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer
+        drafts = row.draft_tokens
+        sequence = slot.sequence
+        slot.num_in_flight -= 1
+        if row.token_budget:
+            slot.chunk_answered(row.token_budget, num_computed_tokens)
+        elif not drafts:
+            slot.num_ahead -= 1
+        if sequence.is_finished or sequence.slot is not slot:
+            counters.num_dropped_rows += 1
+            continue
+        if status is not RowStatus.OK:
+            is_short_of_blocks |= _fail_row(lane, slot, status, error)
+            continue
+        slot.last_ran_round = round_.number
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = num_cached_tokens
+        if not token_ids:
+            continue
+        slot.is_prefilling = False
+        sequence.num_setbacks = 0
+        sequence.num_steps += 1
+        origins = _PLAIN
+        if drafts:
+            num_drafts = len(drafts)
+            sequence.num_draft_tokens += num_drafts
+            sequence.accept_counts[num_accepted] += 1
+            counters.num_drafts += 1
+            counters.num_draft_tokens += num_drafts
+            counters.num_accepted_tokens += num_accepted
+            origins = _BONUS[num_accepted] if num_accepted == num_drafts else _RECOVERED[num_accepted]
+        num_taken, reason, stop_cause, text = sequence.rules.push(token_ids)
+        if num_taken < len(token_ids):
+            token_ids, origins = token_ids[:num_taken], origins[:num_taken]
+            logprobs = None if logprobs is None else logprobs[:num_taken]
+        sequence.token_ids += token_ids
+        sink = sequence.sink
+        if reason is not None:
+            end_sequence(
+                lane.admission, sequence, reason, token_ids=token_ids, origins=origins, text=text, logprobs=logprobs, stop_cause=stop_cause
+            )  # fmt: skip
+            continue
+        if text is None and logprobs is None:
+            sink.delta(sequence.choice, token_ids, origins)
+        else:
+            sink.choice(ChoiceDelta(sequence.choice, token_ids, origins, text, logprobs))
+        if sink.num_backlog_tokens > max_backlog:
+            sequence.is_paused = True
+            sink.notify_below(max_backlog // 2 + 1, sequence.request.resume)
+    if is_short_of_blocks and round_.number >= lane.preempted_round:
+        _preempt_newest(lane)
+
+
+def _fail_row(lane: "Lane", slot: Slot, status: RowStatus, error: str) -> bool:
+    """Handles a row that did not run; True if for want of blocks. Rows in flight after it are STALE too."""
+    counters, sequence = lane.counters, slot.sequence
+    if status is RowStatus.BAD:
+        counters.num_bad_rows += 1
+        label = sequence.request.message.request_id
+        lane.log.warning("bad row", "lane %d: request %r ends with an error: %s", lane.index, label, error)
+        end_sequence(lane.admission, sequence, FinishReason.ERROR, error=InternalError(f"the verifier could not go on: {error}"))
+    elif slot.is_closed:
+        counters.num_dropped_rows += 1
+    elif status is RowStatus.OUT_OF_BLOCKS:
+        counters.num_rows_out_of_blocks += 1
+        slot.has_failed = True
+        return True
+    else:
+        counters.num_stale_rows += 1
+        if not slot.has_failed:
+            lane.log.warning("stale row", "lane %d: a row was %s without a reason; its sequence is opened anew", lane.index, status.name)
+            lane.release(sequence)
+            lane.admission.requeue(sequence, InternalError(f"the verifier answered {status.name} again and again"))
+    return False
+
+
+def _preempt_newest(lane: "Lane") -> None:
+    """Closes the newest sequence of the least priority, to be resumed later; one that runs alone and finds no blocks is given up."""
+    if not lane.running:
+        return
+    sequence = max(lane.running, key=lambda candidate: candidate.order)
+    if len(lane.running) == 1:
+        sequence.num_setbacks += 1
+        if sequence.num_setbacks > _MAX_SETBACKS:
+            _give_up_blocks(lane, sequence)
+        return
+    lane.counters.num_preemptions += 1
+    sequence.num_preemptions += 1
+    lane.preempted_round = lane.next_round
+    lane.log.warning("preemption", "lane %d is out of KV blocks: preempts 1 of %d sequences", lane.index, len(lane.running))
+    lane.release(sequence)
+    lane.admission.requeue(sequence)
+
+
+def _give_up_blocks(lane: "Lane", sequence: Sequence) -> None:
+    error = ResourceExhaustedError(
+        f"the verifier has no KV blocks for {len(sequence.token_ids)} tokens, though nothing else runs there; "
+        "raise its kv_cache_memory, or ask for fewer tokens"
+    )
+    end_sequence(lane.admission, sequence, FinishReason.ERROR, error=error)

@@ -1,0 +1,50 @@
+"""What went other than planned: plain counts, and warnings that do not flood the log."""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start of the coordinator."""
+
+    num_rounds: int = 0
+    num_rows: int = 0
+    num_drafts: int = 0  # rows with at least one draft token
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_stale_rows: int = 0
+    num_bad_rows: int = 0
+    num_rows_out_of_blocks: int = 0
+    num_dropped_rows: int = 0  # answers of sequences that had ended or were opened anew
+    num_preemptions: int = 0
+    num_verifier_losses: int = 0
+    num_verifier_refusals: int = 0  # a verifier that does not match or that somebody else holds
+    num_drafter_losses: int = 0
+    num_drafter_refusals: int = 0  # a drafter that does not match
+    num_drafter_timeouts: int = 0
+    num_stale_drafts: int = 0  # rows of draft replies for another epoch, base_len or closed slot
+    num_garbage_drafts: int = 0  # rows of draft replies that no drafter should send
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Sequences and steps that went without drafts though K was above 0, by cause."""
+
+
+class DegradedLog:
+    """One warning per cause and period; the next one says how many were left out."""
+
+    def __init__(self, logger: logging.Logger, period_s: float = 5.0) -> None:
+        self._logger = logger
+        self._period_s = period_s
+        self._last: dict[str, float] = {}
+        self._num_left_out: Counter[str] = Counter()
+
+    def warning(self, cause: str, message: str, *values: object) -> None:
+        now = time.monotonic()
+        if now - self._last.get(cause, -self._period_s) < self._period_s:
+            self._num_left_out[cause] += 1
+            return
+        self._last[cause] = now
+        num_left_out = self._num_left_out.pop(cause, 0)
+        self._logger.warning(message + (f" (and {num_left_out} more like it)" if num_left_out else ""), *values)

@@ -1,0 +1,58 @@
+"""A sequence's place at a drafter."""
+
+from typing import TYPE_CHECKING
+
+from specwire.messages import DraftOpen
+
+if TYPE_CHECKING:
+    from .link import DraftLink
+    from .sequence import Sequence
+
+
+class DraftSlot:
+    """One life of a drafter slot. Drafts in it are fresh iff base_len is the sequence's length now."""
+
+    __slots__ = (
+        "base_len",
+        "drafts",
+        "epoch",
+        "index",
+        "is_open",
+        "link",
+        "num_asked",
+        "num_failures",
+        "num_sent_tokens",
+        "parent_round",
+        "sequence",
+    )
+
+    def __init__(self, link: "DraftLink", index: int, epoch: int, sequence: "Sequence") -> None:
+        self.link = link
+        self.index = index
+        self.epoch = epoch
+        self.sequence = sequence
+        self.is_open = False
+        self.num_sent_tokens = 0
+        self.num_asked = 0
+        self.num_failures = 0
+        self.parent_round = 0
+        self.base_len = 0
+        self.drafts: list[int] = []
+
+    def open(self) -> DraftOpen:
+        sequence = self.sequence
+        message = sequence.request.message
+        self.is_open = True
+        self.num_sent_tokens = len(sequence.token_ids)
+        return DraftOpen(
+            slot=self.index,
+            epoch=self.epoch,
+            token_ids=list(sequence.token_ids),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            sampling=message.sampling,
+            noise_key=sequence.request.noise_key,
+            choice=sequence.choice,
+            tenant_cache_key=message.tenant_cache_key,
+            variant=message.variant,
+            request_id=message.request_id,
+        )

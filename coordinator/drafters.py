@@ -1,0 +1,79 @@
+"""The drafters: what each can hold and how fast it answers, and proposing, which asks all of a lane's drafters at once."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from specwire.config import CoordinatorConfig
+from specwire.messages import ServiceDescription
+
+from .countdown import Countdown
+from .limits import EngineDescription, check_drafter
+from .reply_times import ReplyTimes
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .plan import Plan
+
+_WAIT_FACTOR = 3.0
+NO_DRAFTS: list[int] = []
+"""Shared by all rows without drafts; never written."""
+
+
+class Drafter:
+    """One drafter, shared by all lanes.
+
+    Attributes:
+        num_open: slots that this coordinator's lanes hold there.
+        window: longest sequence that it drafts for.
+    """
+
+    def __init__(self, address: str, config: CoordinatorConfig) -> None:
+        self.address = address
+        self.num_open = 0
+        self.max_num_seqs = 0
+        self.max_drafts = 0
+        self.window = 0
+        self.times = ReplyTimes()
+        self._min_wait_s = config.min_draft_wait_ms / 1000
+        self._window = config.speculative_config.max_model_len or sys.maxsize
+        self._instance_id = ""
+
+    def accept(self, engine: EngineDescription, description: ServiceDescription) -> None:
+        """Takes over its capacities. Raises FailedPreconditionError if its tokens are not the target's."""
+        check_drafter(engine.verifier, description)
+        self.max_num_seqs = description.max_num_seqs or sys.maxsize
+        self.max_drafts = description.max_num_draft_tokens or sys.maxsize
+        self.window = min(self._window, description.max_model_len or sys.maxsize)
+        if description.instance_id != self._instance_id:
+            self._instance_id = description.instance_id
+            self.times = ReplyTimes(description.draft_cost)
+
+    def wait_s(self, num_draft_tokens: int, num_sequences: int) -> float:
+        """How long a step may wait for an answer."""
+        return max(self._min_wait_s, _WAIT_FACTOR * self.times.predict(num_draft_tokens, num_sequences))
+
+
+async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
+    """Drafts for each decoding sequence of the plan, empty where there are none in time. Changes no sequence.
+
+    Opens go along while K is above 0, so that prefills at the drafter begin early; closes always do.
+    """
+    if plan.is_drafting:
+        for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
+            if num_drafts:
+                place = sequence.draft_slot
+                assert place is not None, "the plan has drafts for a sequence without a drafter"
+                if place.base_len != len(sequence.token_ids) or not place.drafts:
+                    place.num_asked = num_drafts
+                    place.link.asks.append(place)
+    countdown = Countdown()
+    for link in lane.links:
+        link.post(countdown, may_open=plan.num_speculative_tokens > 0)
+    await countdown.wait()
+    if not plan.is_drafting:
+        return [NO_DRAFTS] * len(plan.decodes)
+    drafts = []
+    for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
+        place = sequence.draft_slot if num_drafts else None
+        drafts.append(place.drafts if place is not None and place.base_len == len(sequence.token_ids) else NO_DRAFTS)
+    return drafts

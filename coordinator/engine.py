@@ -1,0 +1,314 @@
+"""The coordinator without its server: admits requests, keeps lanes and drafters connected, and says whether it can serve."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import NamedTuple, TypeVar
+
+from specwire.config import CoordinatorConfig
+from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
+from specwire.messages import FinishReason, GenerateRequest, Hello, ServiceDescription, TokenizerSpec
+from specwire.tokenizer import Tokenizer
+
+from .admission import Admission, check_request
+from .counters import Counters
+from .drafters import Drafter
+from .ending import end_sequence, fail_request
+from .integrity import check_integrity
+from .lane import Lane
+from .limits import EngineDescription, check_drafter, check_lane, describe_engine
+from .link import DraftLink
+from .loop import step
+from .peers import DrafterFactory, DrafterPeer, VerifierFactory, VerifierPeer
+from .rpc import GrpcDrafter, GrpcVerifier
+from .sequence import Request, Sequence
+from .sink import Sink
+from .stop import StopRules
+
+logger = logging.getLogger(__name__)
+
+_PROBE_S = 2.0
+"""How long `start` waits for peers that are not there yet."""
+AnyPeer = TypeVar("AnyPeer", VerifierPeer, DrafterPeer)
+
+
+class Readiness(NamedTuple):
+    """Whether requests are taken, and what is missing."""
+
+    is_ready: bool
+    reason: str
+
+
+class RequestHandle:
+    """What a client may do with its request."""
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        """Ends the request at once; choices that are left get a delta with CANCELLED. Does nothing after its end."""
+        self._cancel()
+
+
+class Engine:
+    """Serves requests over lanes and drafters.
+
+    Args:
+        config: addresses and limits.
+        connect_verifier, connect_drafter: make a peer from an address and the most bytes of a message.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        connect_verifier: VerifierFactory = GrpcVerifier,
+        connect_drafter: DrafterFactory = GrpcDrafter,
+    ) -> None:
+        if not config.verifiers:
+            raise FailedPreconditionError("no verifier is configured; name at least one with --verifiers host:port")
+        self._config = config
+        self._connect_verifier = connect_verifier
+        self._connect_drafter = connect_drafter
+        self._admission = Admission(config, self._accept, self._lane_changed, self._give_up)
+        self._requests: set[Request] = set()
+        self._num_arrivals = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tokenizer: Tokenizer | None = None
+        self._is_stopping = False
+        self._last_ready = Readiness(False, "not started")
+        self._ready_event = asyncio.Event()
+        self._idle_event = asyncio.Event()
+        self._loss_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def description(self) -> EngineDescription | None:
+        """Clipped capacities and the effective schedule; None until a verifier was reached."""
+        return self._admission.description
+
+    @property
+    def tokenizer(self) -> TokenizerSpec | None:
+        return None if self._tokenizer is None else self._tokenizer.to_spec()
+
+    @property
+    def counters(self) -> Counters:
+        return self._admission.counters
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return self._admission.lanes
+
+    @property
+    def ready(self) -> Readiness:
+        """Ready while any lane is, even if others are missing; the reason names those."""
+        if self._is_stopping:
+            return Readiness(False, "shutting down")
+        reasons = "; ".join(f"lane {lane.index}: {lane.reason}" for lane in self.lanes if not lane.is_ready)
+        return Readiness(any(lane.is_ready for lane in self.lanes), reasons if self.lanes else "not started")
+
+    async def readiness_changed(self) -> None:
+        """Returns at the next change of `ready`."""
+        self._ready_event.clear()
+        await self._ready_event.wait()
+
+    async def start(self) -> None:
+        """Begins to connect. Peers that can be reached now must match; others are waited for in the background.
+
+        Raises:
+            FailedPreconditionError: a reachable verifier or drafter does not match the others.
+        """
+        config = self._config
+        max_bytes = config.max_message_mb << 20
+        hello = Hello(config.coordinator_id, time.time_ns(), config.max_outstanding_rounds)
+        verifiers = {address: self._connect_verifier(address, max_bytes) for address in config.verifiers}
+        drafters = {address: self._connect_drafter(address, max_bytes) for address in config.drafters}
+        try:
+            await self._check_peers(verifiers, drafters)
+        except BaseException:
+            await asyncio.gather(*(peer.close() for peer in verifiers.values()))
+            raise
+        finally:
+            await asyncio.gather(*(peer.close() for peer in drafters.values()))
+        shared = [Drafter(address, config) for address in config.drafters]
+        for index, (address, peer) in enumerate(verifiers.items()):
+            lane = Lane(index, address, peer, hello, self._admission)
+            self.lanes.append(lane)
+            lane.links += [DraftLink(drafter, lane, self._connect_drafter, max_bytes, hello) for drafter in shared]
+        for lane in self.lanes:
+            self._spawn(lane.run(step))
+        if self.description is not None:
+            self._connect_drafters()
+        self._lane_changed()
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more requests, lets the running ones go on for grace_s, fails the rest and disconnects."""
+        self._is_stopping = True
+        self._lane_changed()
+        if self._requests:
+            self._idle_event.clear()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._idle_event.wait()
+            except TimeoutError:
+                logger.warning("%d requests did not end within %.1f s of grace", len(self._requests), grace_s)
+        for request in list(self._requests):
+            fail_request(
+                self._admission, request, UnavailableError(f"the coordinator is shutting down; {_reached(request)}; send it again elsewhere")
+            )
+        if self._loss_timer is not None:
+            self._loss_timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def submit(self, message: GenerateRequest, sink: Sink) -> RequestHandle:
+        """Admits a request; its output goes to the sink, not before this has returned.
+
+        Raises:
+            InvalidArgumentError, FailedPreconditionError, UnsupportedError: it can never be served.
+            ResourceExhaustedError: the queue is full.
+            UnavailableError: no verifier is there, or the coordinator is shutting down.
+        """
+        readiness, engine = self.ready, self.description
+        if not readiness.is_ready or engine is None:
+            raise UnavailableError(f"not serving: {readiness.reason}; try again later")
+        max_len = check_request(message, engine, has_tokenizer=self._tokenizer is not None)
+        self._admission.check_room()
+        sampling = message.sampling
+        self._num_arrivals += 1
+        noise_key = random.getrandbits(64) if sampling.seed is None else sampling.seed
+        is_synthetic = engine.verifier.rejection_sample_method == "synthetic"
+        request = Request(message, sink, self._num_arrivals, noise_key, self._request_ended, is_synthetic=is_synthetic)
+        for choice in range(sampling.n):
+            rules = StopRules(sampling, engine.verifier.eos_token_ids, len(message.prompt_token_ids), engine.max_model_len, self._tokenizer)
+            request.sequences.append(Sequence(request, choice, rules, max_len, engine.num_speculative_tokens))
+        if message.timeout_ms is not None:
+            request.deadline = asyncio.get_running_loop().call_later(message.timeout_ms / 1000, self._expire, request)
+        self._requests.add(request)
+        for sequence in request.sequences:
+            self._admission.push(sequence)
+        for lane in self.lanes:
+            lane.wake()
+        return RequestHandle(lambda: self._cancel(request))
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the books of queue, lanes and drafters disagree."""
+        check_integrity(self._admission, self._requests)
+
+    # --- peers ---
+
+    async def _check_peers(self, verifiers: dict[str, VerifierPeer], drafters: dict[str, DrafterPeer]) -> None:
+        found_verifiers, found_drafters = await asyncio.gather(_probe(verifiers), _probe(drafters))
+        if found_verifiers:
+            try:
+                engine = describe_engine(self._config, list(found_verifiers.values()))
+            except FailedPreconditionError as error:
+                raise FailedPreconditionError(f"verifiers {', '.join(found_verifiers)}: {error}") from error
+            for address, description in found_drafters.items():
+                try:
+                    check_drafter(engine.verifier, description)
+                except FailedPreconditionError as error:
+                    raise FailedPreconditionError(f"drafter {address} can't draft for {', '.join(found_verifiers)}: {error}") from error
+            self._adopt(engine)
+
+    async def _accept(self, peer: VerifierPeer, description: ServiceDescription) -> None:
+        """Raise FailedPreconditionError unless a verifier that was reached can be a lane; the first one decides what the others must match."""
+        if self.description is None:
+            self._adopt(describe_engine(self._config, [description]))
+            self._connect_drafters()
+        assert self.description is not None, "a description was just adopted"
+        check_lane(self.description, description)
+        if self._tokenizer is None and description.tokenizer_fingerprint:
+            self._tokenizer = await asyncio.to_thread(Tokenizer, await peer.get_tokenizer())
+
+    def _adopt(self, engine: EngineDescription) -> None:
+        self._admission.description = engine
+        logger.info(
+            "serving %s: at most %d tokens a sequence, %d sequences and %d tokens a round, K by batch size %s",
+            engine.model_id, engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens, _show_schedule(engine.schedule),
+        )  # fmt: skip
+        for reason in engine.reasons:
+            logger.info("clipped: %s", reason)
+
+    def _connect_drafters(self) -> None:
+        for lane in self.lanes:
+            for link in lane.links:
+                self._spawn(link.run())
+
+    def _lane_changed(self) -> None:
+        """Wakes whoever waits for readiness; bounds how long requests wait once no verifier is there."""
+        ready = self.ready
+        if ready != self._last_ready:
+            self._last_ready = ready
+            self._ready_event.set()
+        if any(lane.is_ready for lane in self.lanes):
+            if self._loss_timer is not None:
+                self._loss_timer.cancel()
+                self._loss_timer = None
+            for lane in self.lanes:
+                lane.wake()
+        elif self._loss_timer is None:
+            self._loss_timer = asyncio.get_running_loop().call_later(self._config.verifier_wait_s, self._waited_too_long)
+
+    def _waited_too_long(self) -> None:
+        self._loss_timer = None
+        for request in list(self._requests):
+            reason = f"no verifier came back within {self._config.verifier_wait_s:g} s ({self.ready.reason}); {_reached(request)}"
+            fail_request(self._admission, request, UnavailableError(f"{reason}; send it again"))
+
+    # --- ends of requests ---
+
+    def _cancel(self, request: Request) -> None:
+        for sequence in request.unfinished:
+            end_sequence(self._admission, sequence, FinishReason.CANCELLED, error=CancelledError("the request was cancelled"))
+
+    def _expire(self, request: Request) -> None:
+        text = f"timeout_ms is {request.message.timeout_ms}, and the request was not done by then: {_reached(request)}"
+        fail_request(self._admission, request, DeadlineExceededError(f"{text}; allow more time or ask for fewer tokens"))
+
+    def _give_up(self, sequence: Sequence, error: SpecwireError) -> None:
+        end_sequence(self._admission, sequence, FinishReason.ERROR, error=error)
+
+    def _request_ended(self, request: Request) -> None:
+        if request.deadline is not None:
+            request.deadline.cancel()
+        self._requests.discard(request)
+        if not self._requests:
+            self._idle_event.set()
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _probe(peers: "dict[str, AnyPeer]") -> dict[str, ServiceDescription]:
+    """Descriptions of the peers that answer soon."""
+
+    async def describe(peer: AnyPeer) -> ServiceDescription | None:
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                return await peer.describe()
+        except (SpecwireError, TimeoutError):
+            return None
+
+    found = await asyncio.gather(*(describe(peer) for peer in peers.values()))
+    return {address: description for address, description in zip(peers, found, strict=True) if description is not None}
+
+
+def _reached(request: Request) -> str:
+    """How far a request has come."""
+    counts = ", ".join(f"{s.num_generated_tokens} of at most {s.max_len - s.num_prompt_tokens}" for s in request.sequences)
+    return f"it has {counts} tokens"
+
+
+def _show_schedule(schedule: tuple[int, ...]) -> str:
+    """[[start, end, K], ...] of a dense table."""
+    ranges: list[list[int]] = []
+    for batch_size, k in enumerate(schedule[1:], start=1):
+        if ranges and ranges[-1][2] == k:
+            ranges[-1][1] = batch_size
+        else:
+            ranges.append([batch_size, batch_size, k])
+    return str(ranges)

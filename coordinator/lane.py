@@ -1,0 +1,258 @@
+"""A lane: one verifier replica with its slots, its running sequences and its rounds in flight."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
+from specwire.messages import Hello, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
+
+from .backoff import Backoff
+from .counters import Counters, DegradedLog
+from .link import DraftLink
+from .peers import VerifierPeer, VerifyStream
+from .sequence import Sequence
+from .slots import Round, Slot
+
+if TYPE_CHECKING:
+    from .admission import Admission
+
+logger = logging.getLogger(__name__)
+
+
+class Lane:
+    """Drives one verifier: `run` connects and steps until cancelled, and again after every loss.
+
+    Attributes:
+        is_ready: connected; reason: why not.
+        running: its sequences in the order in which they were placed.
+        in_flight: rounds that are not answered.
+        is_lockstep: the last round carried drafts, so that nothing can follow it before its answer.
+        num_free_blocks: as of the last answer, without those promised to rounds in flight.
+        preempted_round: rounds before this one were sent before the last preemption took effect.
+        unpinned: sequences that look for a drafter; may_pin: they may find one now.
+        free, epochs: unused slots, and the last epoch of every slot.
+    """
+
+    def __init__(self, index: int, address: str, peer: VerifierPeer, hello: Hello, admission: "Admission") -> None:
+        self.index = index
+        self.address = address
+        self.admission = admission
+        self.links: list[DraftLink] = []
+        self.is_ready = False
+        self.reason = "not reached yet"
+        self.running: dict[Sequence, None] = {}
+        self.in_flight: deque[Round] = deque()
+        self.is_lockstep = False
+        self.max_outstanding_rounds = 1
+        self.num_free_blocks = 0
+        self.preempted_round = 0
+        self.next_round = 1
+        self.closes: list[SlotRef] = []
+        self.may_pin = False
+        self.max_num_batched_tokens = 0
+        self.schedule: tuple[int, ...] = ()
+        self.num_speculative_tokens = 0
+        self.vocab_size = 0
+        self.block_size = 1
+        self.eos_token_ids: tuple[int, ...] = ()
+        self._peer = peer
+        self._hello = hello
+        self._stream: VerifyStream | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._lost: SpecwireError | None = None
+        self._session = 0
+        self._answers: deque[VerifyResult] = deque()
+        self._event = asyncio.Event()
+        self.free: list[int] = []
+        self.epochs: list[int] = []
+        self.unpinned: dict[Sequence, None] = {}
+
+    @property
+    def counters(self) -> Counters:
+        return self.admission.counters
+
+    @property
+    def log(self) -> DegradedLog:
+        return self.admission.log
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self.free)
+
+    # --- sequences ---
+
+    def place(self, sequence: Sequence) -> None:
+        """Gives a sequence a slot; it is opened with its first row."""
+        index = self.free.pop()
+        self.epochs[index] += 1
+        sequence.slot = Slot(self, index, self.epochs[index], sequence)
+        self.running[sequence] = None
+        if sequence.max_drafts and self.links:
+            self.look_for_drafter(sequence)
+        self.wake()
+
+    def release(self, sequence: Sequence) -> None:
+        """Closes a sequence's slots here and at its drafter."""
+        slot = sequence.slot
+        assert slot is not None, f"lane {self.index} releases a sequence without a slot"
+        assert slot.lane is self, f"lane {self.index} releases slot {slot.index} of lane {slot.lane.index}"
+        assert not slot.is_closed, f"lane {self.index} releases slot {slot.index} twice"
+        slot.is_closed = True
+        self.free.append(slot.index)
+        if slot.is_open:
+            self.closes.append(SlotRef(slot.index, slot.epoch))
+        del self.running[sequence]
+        self.unpinned.pop(sequence, None)
+        if sequence.draft_slot is not None:
+            sequence.draft_slot.link.close_slot(sequence.draft_slot)
+        self.wake()
+
+    def look_for_drafter(self, sequence: Sequence, *, soon: bool = True) -> None:
+        """Lists a sequence as one to pin to a drafter; not soon: once something changes there."""
+        self.unpinned[sequence] = None
+        self.may_pin = soon
+
+    def pin_sequences(self) -> None:
+        """Pins sequences to the drafters with the fewest sequences; the choice then stays."""
+        self.may_pin = False
+        for sequence in list(self.unpinned):
+            links = [link for link in self.links if link.can_take(sequence)]
+            if links:
+                del self.unpinned[sequence]
+                min(links, key=lambda link: link.drafter.num_open).take(sequence)
+
+    # --- rounds ---
+
+    def launch(self, opens: list[VerifyOpen], rows: list[VerifyRow], slots: list[Slot]) -> None:
+        """Sends a round; rows are numbered `next_round`. Raises what the stream ended with."""
+        if self._lost is not None and not self._answers:
+            raise self._lost
+        assert self._stream is not None, "a lane that steps has a stream"
+        closes, self.closes = self.closes, []
+        self._stream.send(VerifyRound(self._session, self.index, self.next_round, closes, opens, rows, sent_ns=time.time_ns()))
+        self.in_flight.append(Round(self.next_round, rows, slots))
+        self.next_round += 1
+        self.counters.num_rounds += 1
+        self.counters.num_rows += len(rows)
+
+    async def something_new(self) -> None:
+        """Returns once an answer, a sequence or a drafter has come, or a sequence has gone. Raises what the stream ended with."""
+        if not self._answers:
+            if self._lost is not None:
+                raise self._lost
+            await self._event.wait()
+        self._event.clear()
+
+    def take_answers(self) -> list[tuple[Round, VerifyResult]]:
+        """Answers in the order of their rounds."""
+        taken = []
+        while self._answers:
+            result = self._answers.popleft()
+            round_ = self.in_flight.popleft() if self.in_flight else None
+            if round_ is None or result.round != round_.number or len(result.rows) != len(round_.rows):
+                expected = "none" if round_ is None else f"round {round_.number} with {len(round_.rows)} rows"
+                raise InternalError(f"the verifier answered round {result.round} with {len(result.rows)} rows, but {expected} was next")
+            self.num_free_blocks = result.free_blocks - result.promised_blocks
+            taken.append((round_, result))
+        return taken
+
+    def wake(self) -> None:
+        self._event.set()
+
+    # --- connection ---
+
+    async def run(self, step: "Callable[[Lane], Awaitable[None]]") -> None:
+        """Connects and steps; cancelled from outside."""
+        backoff = Backoff()
+        try:
+            while True:
+                try:
+                    await self._connect()
+                    first_round = self.next_round
+                    while True:
+                        await step(self)
+                        if self.next_round > first_round:
+                            backoff.reset()
+                except SpecwireError as error:
+                    self._lose(error)
+                except Exception as error:
+                    logger.exception("lane %d: a fault in its step", self.index)
+                    self._lose(InternalError(f"{type(error).__name__}: {error}"))
+                await backoff.wait()
+        finally:
+            self._hang_up()
+            await self._peer.close()
+
+    async def _connect(self) -> None:
+        description = await self._peer.describe()
+        try:
+            await self.admission.accept(self._peer, description)
+        except FailedPreconditionError:
+            self.counters.num_verifier_refusals += 1
+            raise
+        stream = self._stream = self._peer.open_stream()
+        self._session += 1
+        stream.send(VerifyRound(self._session, self.index, 0, hello=self._hello))
+        welcome = (await stream.receive()).welcome
+        if welcome is None:
+            raise InternalError("the verifier's first reply has no welcome")
+        engine = self.admission.description
+        assert engine is not None, "an accepted verifier gives the engine its description"
+        self.max_num_batched_tokens = engine.max_num_batched_tokens
+        self.schedule = engine.schedule
+        self.num_speculative_tokens = engine.num_speculative_tokens
+        self.vocab_size = engine.vocab_size
+        self.block_size = description.block_size or 1
+        self.eos_token_ids = description.eos_token_ids
+        self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
+        self.num_free_blocks = welcome.free_blocks
+        self.epochs = [0] * engine.max_num_seqs
+        self.free = list(reversed(range(engine.max_num_seqs)))
+        self.next_round, self.preempted_round, self.is_lockstep = 1, 0, False
+        self._reader = asyncio.create_task(self._read(stream))
+        self.is_ready, self.reason = True, ""
+        logger.info("lane %d: verifier %s is there", self.index, self.address)
+        self.admission.lane_changed()
+
+    async def _read(self, stream: VerifyStream) -> None:
+        try:
+            while True:
+                self._answers.append(await stream.receive())
+                self._event.set()
+        except SpecwireError as error:
+            self._lost = error
+        except Exception as error:
+            logger.exception("lane %d: a fault in its reader", self.index)
+            self._lost = InternalError(f"{type(error).__name__}: {error}")
+        self._event.set()
+
+    def _lose(self, error: SpecwireError) -> None:
+        """The verifier is gone, or has never been there: its sequences wait for another lane, or for this one."""
+        self.reason = f"verifier {self.address}: {error}"
+        if self.is_ready:
+            self.counters.num_verifier_losses += 1
+            self.log.warning(f"lost {self.index}", "lane %d lost %s; %d sequences wait for a verifier", self.index, self.reason, len(self.running))
+        else:
+            self.log.warning(f"without {self.index}", "lane %d can't use %s", self.index, self.reason)
+        self.is_ready = False
+        self._hang_up()
+        for sequence in list(self.running):
+            self.release(sequence)
+            self.admission.requeue(sequence, setback=error)
+        self.closes.clear()
+        self.admission.lane_changed()
+
+    def _hang_up(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._lost = None
+        self._answers.clear()
+        self.in_flight.clear()

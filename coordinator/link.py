@@ -1,0 +1,294 @@
+"""One lane's stream to one drafter: slots there, what was asked, and which replies may be used."""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from specwire.errors import InternalError, SpecwireError
+from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, Hello, RowStatus, SlotRef
+
+from .backoff import Backoff
+from .countdown import Countdown
+from .draft_slot import DraftSlot
+from .peers import DrafterFactory, DrafterPeer, DraftStream
+
+if TYPE_CHECKING:
+    from .drafters import Drafter
+    from .lane import Lane
+    from .sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+_HUNG_S = 1.0
+"""A drafter that is this late loses its sequences to another one."""
+_MAX_FAILURES = 3
+
+
+class DraftLink:
+    """A stream that reconnects by itself. A drafter that missed its time gets nothing more until it has answered.
+
+    Attributes:
+        slots: live slots by index.
+        asks: slots whose drafts the next `post` asks for.
+    """
+
+    def __init__(self, drafter: "Drafter", lane: "Lane", connect: DrafterFactory, max_message_bytes: int, hello: Hello) -> None:
+        self.drafter = drafter
+        self.lane = lane
+        self.is_connected = False
+        self.is_late = False
+        self.slots: dict[int, DraftSlot] = {}
+        self.asks: list[DraftSlot] = []
+        self._connect_peer = connect
+        self._max_message_bytes = max_message_bytes
+        self._hello = hello
+        self._stream: DraftStream | None = None
+        self._session = 0
+        self._round = 0
+        self._asked_round = 0
+        self._asked_size = (0, 0)
+        self._asked_at = 0.0
+        self._wait_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._countdown: Countdown | None = None
+        self._closes: list[SlotRef] = []
+        self._unopened: list[DraftSlot] = []
+        self.free: list[int] = []
+        self.epochs: list[int] = []
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_connected and not self.is_late
+
+    def can_take(self, sequence: "Sequence") -> bool:
+        drafter = self.drafter
+        return self.is_usable and drafter.num_open < drafter.max_num_seqs and len(sequence.token_ids) < drafter.window
+
+    def take(self, sequence: "Sequence", num_failures: int = 0) -> None:
+        """Gives a sequence a slot; its Open goes with the next message."""
+        if self.free:
+            index = self.free.pop()
+        else:
+            index = len(self.epochs)
+            self.epochs.append(0)
+        self.epochs[index] += 1
+        place = DraftSlot(self, index, self.epochs[index], sequence)
+        place.num_failures = num_failures
+        self.slots[index] = sequence.draft_slot = place
+        self._unopened.append(place)
+        self.drafter.num_open += 1
+
+    def close_slot(self, place: DraftSlot) -> None:
+        assert self.slots.get(place.index) is place, f"drafter slot {place.index} is closed, but epoch {place.epoch} is not its live one"
+        del self.slots[place.index]
+        place.sequence.draft_slot = None
+        self.free.append(place.index)
+        self.drafter.num_open -= 1
+        if place.is_open:
+            self._closes.append(SlotRef(place.index, place.epoch))
+        self.lane.may_pin = True
+
+    def has_mail(self, *, may_open: bool) -> bool:
+        """Whether `post` would send something even if nothing is asked."""
+        return self.is_usable and bool(self._closes or (may_open and self._unopened))
+
+    def post(self, countdown: Countdown, *, may_open: bool) -> None:
+        """Sends closes, opens, what the asked sequences have got since, and the asks; counts an answer that is due."""
+        asks, self.asks = self.asks, []
+        if not self.is_usable:
+            return
+        opens = self._take_opens() if may_open else []
+        commits, rows, most_drafts = [], [], 0
+        self._round += 1
+        for place in asks:
+            if not place.is_open or self.slots.get(place.index) is not place:
+                continue
+            token_ids = place.sequence.token_ids
+            base_len = len(token_ids)
+            if place.num_sent_tokens < base_len:
+                commits.append(DraftCommit(place.index, place.epoch, place.num_sent_tokens, token_ids[place.num_sent_tokens :]))
+                place.num_sent_tokens = base_len
+            rows.append(DraftRow(place.index, place.epoch, base_len, place.num_asked, place.parent_round))
+            place.parent_round = self._round
+            most_drafts = max(most_drafts, place.num_asked)
+        if not (rows or opens or self._closes):
+            return
+        closes, self._closes = self._closes, []
+        assert self._stream is not None, "a usable link has a stream"
+        self._stream.send(
+            DraftRound(self._session, self.lane.index, self._round, closes, opens, commits, rows=rows, sent_ns=time.time_ns())
+        )  # fmt: skip
+        if rows:
+            self._await_answer(countdown, most_drafts, len(rows))
+
+    async def run(self) -> None:
+        """Connects, and connects again whenever the stream ends; cancelled from outside."""
+        backoff = Backoff()
+        peer = self._connect_peer(self.drafter.address, self._max_message_bytes)
+        try:
+            while True:
+                try:
+                    await self._connect(peer)
+                    while True:
+                        self._on_reply(await self._receive())
+                        backoff.reset()
+                except SpecwireError as error:
+                    self._lose(error)
+                except Exception as error:
+                    logger.exception("drafter %s: a fault in its link", self.drafter.address)
+                    self._lose(InternalError(f"{type(error).__name__}: {error}"))
+                await backoff.wait()
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+            await peer.close()
+
+    async def _connect(self, peer: DrafterPeer) -> None:
+        description = await peer.describe()
+        engine = self.lane.admission.description
+        assert engine is not None, "drafters are connected once a verifier is known"
+        try:
+            self.drafter.accept(engine, description)
+        except SpecwireError:
+            self.lane.counters.num_drafter_refusals += 1
+            raise
+        self._stream = peer.open_stream()
+        self._session += 1
+        self._stream.send(DraftRound(self._session, self.lane.index, 0, hello=self._hello))
+        await self._receive()
+        self.is_connected = True
+        self.lane.may_pin = True
+        self.lane.wake()
+        logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
+
+    async def _receive(self) -> DraftResult:
+        assert self._stream is not None, "a connected link has a stream"
+        return await self._stream.receive()
+
+    def _lose(self, error: SpecwireError) -> None:
+        """Everything at the drafter is gone: its sequences look for another one, or decode plainly."""
+        lane = self.lane
+        if self.is_connected:
+            lane.counters.num_drafter_losses += 1
+            lane.counters.fallbacks["drafter_lost"] += len(self.slots)
+        lane.log.warning(f"drafter {self.drafter.address}", "lane %d: no drafts from %s: %s", lane.index, self.drafter.address, error)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self.is_connected = self.is_late = False
+        for place in list(self.slots.values()):
+            self.close_slot(place)
+            lane.look_for_drafter(place.sequence)
+        self._closes.clear()
+        self._unopened.clear()
+        self.asks.clear()
+        self._answered()
+        self._asked_round = 0
+        lane.wake()
+
+    def _take_opens(self) -> list[DraftOpen]:
+        """Opens of the sequences that wait for one, as many as fit into a message with certainty."""
+        opens: list[DraftOpen] = []
+        waiting: list[DraftSlot] = []
+        num_tokens = 0
+        for place in self._unopened:
+            if self.slots.get(place.index) is not place:
+                continue
+            if opens and num_tokens + len(place.sequence.token_ids) > self.lane.max_num_batched_tokens:
+                waiting.append(place)
+                continue
+            num_tokens += len(place.sequence.token_ids)
+            opens.append(place.open())
+        self._unopened = waiting
+        return opens
+
+    def _await_answer(self, countdown: Countdown, num_draft_tokens: int, num_sequences: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._asked_round = self._round
+        self._asked_size = num_draft_tokens, num_sequences
+        self._asked_at = loop.time()
+        self._wait_s = self.drafter.wait_s(num_draft_tokens, num_sequences)
+        self._countdown = countdown
+        countdown.add()
+        self._timer = loop.call_later(self._wait_s, self._miss)
+
+    def _answered(self) -> None:
+        """The step no longer waits for this drafter."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._countdown is not None:
+            self._countdown.done()
+            self._countdown = None
+
+    def _miss(self) -> None:
+        lane = self.lane
+        self.is_late = True
+        lane.counters.num_drafter_timeouts += 1
+        lane.counters.fallbacks["drafter_timeout"] += self._asked_size[1]
+        lane.log.warning(
+            f"late {self.drafter.address}", "lane %d: drafter %s did not answer within %.1f ms; its %d sequences go on without drafts",
+            lane.index, self.drafter.address, 1000 * self._wait_s, self._asked_size[1],
+        )  # fmt: skip
+        self._answered()
+        self._timer = asyncio.get_running_loop().call_later(_HUNG_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """It seems to hang: its sequences move to another drafter, if there is one."""
+        if any(link.is_usable for link in self.lane.links):
+            for place in list(self.slots.values()):
+                self.close_slot(place)
+                self.lane.look_for_drafter(place.sequence)
+            self.lane.wake()
+
+    def _on_reply(self, result: DraftResult) -> None:
+        counters = self.lane.counters
+        if result.round and result.round != self._asked_round:
+            counters.num_garbage_drafts += max(1, len(result.rows))
+            return
+        for row in result.rows:
+            self._take_row(row, is_asked=result.round > 0)
+        if result.round:
+            reply_s = asyncio.get_running_loop().time() - self._asked_at
+            self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
+            self._asked_round = 0
+            self._answered()
+            if self.is_late:
+                self.is_late = False
+                self.lane.may_pin = True
+                self.lane.wake()
+
+    def _take_row(self, row: DraftRowResult, *, is_asked: bool) -> None:
+        """Keeps a row's drafts if they are fresh and sane."""
+        status, index, epoch, base_len, drafts, confidences, error = row
+        counters = self.lane.counters
+        place = self.slots.get(index)
+        if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
+            counters.num_stale_drafts += 1
+        elif status is RowStatus.OK:
+            most = place.num_asked if is_asked else self.lane.num_speculative_tokens
+            # A NaN makes the sum NaN, which is in no range.
+            if drafts and (len(drafts) > most or min(drafts) < 0 or max(drafts) >= self.lane.vocab_size or not 0 <= sum(confidences) <= len(drafts)):
+                counters.num_garbage_drafts += 1
+                counters.fallbacks["garbage"] += 1
+                drafter = self.drafter.address
+                self.lane.log.warning(f"garbage {drafter}", "drafter %s sent %d drafts that no drafter should send; dropped", drafter, len(drafts))
+                return
+            place.base_len = base_len
+            place.drafts = drafts
+        elif status is RowStatus.CATCHING_UP:
+            counters.fallbacks["catching_up"] += 1
+        else:
+            self._fail(place, status, error)
+
+    def _fail(self, place: DraftSlot, status: RowStatus, error: str) -> None:
+        """A slot that the drafter can't go on with: opened anew, tried elsewhere, or given up."""
+        sequence, lane = place.sequence, self.lane
+        lane.counters.fallbacks[f"drafter_{status.name.lower()}"] += 1
+        lane.log.warning(f"draft row {status}", "drafter %s answered %s for a sequence: %s", self.drafter.address, status.name, error or "no reason")
+        self.close_slot(place)
+        if status is RowStatus.STALE and place.num_failures < _MAX_FAILURES:
+            self.take(sequence, place.num_failures + 1)
+        elif status is RowStatus.OUT_OF_BLOCKS:
+            lane.look_for_drafter(sequence, soon=False)

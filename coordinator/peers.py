@@ -1,0 +1,51 @@
+"""What the coordinator needs of the services that it drives. rpc.py has it over gRPC; tests have it inside one process."""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from specwire.messages import DraftResult, DraftRound, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound
+
+Sent = TypeVar("Sent", contravariant=True)
+Received = TypeVar("Received", covariant=True)
+Opened = TypeVar("Opened", covariant=True)
+
+
+class Stream(Protocol, Generic[Sent, Received]):
+    """One long-lived stream of rounds."""
+
+    def send(self, message: Sent) -> None:
+        """Queues a message; never blocks or raises: what goes wrong is raised by `receive`."""
+
+    async def receive(self) -> Received:
+        """The peer's next message; raises a SpecwireError once the stream has ended."""
+
+    def close(self) -> None:
+        """Ends the stream at once."""
+
+
+class Peer(Protocol, Generic[Opened]):
+    """A verifier or drafter at an address."""
+
+    async def describe(self) -> ServiceDescription:
+        """Waits for the peer to be there. Raises a SpecwireError if it refuses."""
+
+    def open_stream(self) -> Opened:
+        """A new stream; nothing is sent yet."""
+
+    async def close(self) -> None:
+        """Drops the connection."""
+
+
+class VerifierPeer(Peer[Stream[VerifyRound, VerifyResult]], Protocol):
+    """A verifier, which also hands out the target's tokenizer."""
+
+    async def get_tokenizer(self) -> TokenizerSpec:
+        """The target's tokenizer."""
+
+
+VerifyStream = Stream[VerifyRound, VerifyResult]
+DraftStream = Stream[DraftRound, DraftResult]
+DrafterPeer = Peer[DraftStream]
+VerifierFactory = Callable[[str, int], VerifierPeer]
+"""(address, most bytes of a message) -> the verifier there."""
+DrafterFactory = Callable[[str, int], DrafterPeer]

@@ -1,0 +1,108 @@
+"""What a step will do: its sequences, their token budgets and their drafts. Decodes come first, then prefill chunks."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .sequence import Sequence
+from .slots import Slot
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+_CHUNK_SHARE = 4
+"""Drafts leave one part in so many of a round's tokens to prefill chunks, where any wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step.
+
+    Args:
+        decodes: sequences that get a decode row.
+        num_drafts: most drafts of each.
+        chunks: slots that get a prefill row, with their token budgets.
+        num_speculative_tokens: K of this step.
+        is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one.
+    """
+
+    decodes: list[Sequence]
+    num_drafts: list[int]
+    chunks: list[tuple[Slot, int]]
+    num_speculative_tokens: int
+    is_drafting: bool
+
+
+def make_plan(lane: "Lane") -> Plan | None:
+    """The lane's next step, or None if there is nothing to send before something new has come.
+
+    With drafts, rounds go one by one. Without, up to W of them are in flight, and rows follow tokens that are not known here yet.
+    """
+    if lane.in_flight and (lane.is_lockstep or len(lane.in_flight) >= lane.max_outstanding_rounds):
+        return None
+    lane.admission.fill()
+    if lane.may_pin:
+        lane.pin_sequences()
+    decodes, prefills = _candidates(lane)
+    num_batched_tokens, k = lane.max_num_batched_tokens, lane.schedule[max(1, len(decodes))]
+    if decodes:
+        reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
+        k = max(0, min(k, (num_batched_tokens - reserve) // len(decodes) - 1))
+    num_drafts = _num_drafts(lane, decodes, k)
+    is_drafting = any(num_drafts)
+    if is_drafting and lane.in_flight:
+        return None
+    budget = num_batched_tokens - len(decodes) - sum(num_drafts)
+    chunks = []
+    for slot in prefills:
+        if budget <= 0:
+            break
+        num_tokens = min(slot.num_remaining_tokens, budget)
+        chunks.append((slot, num_tokens))
+        budget -= num_tokens
+    if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=k > 0) for link in lane.links)):
+        return None
+    return Plan(decodes, num_drafts, chunks, k, is_drafting)
+
+
+def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
+    """The drafts worth verifying: with dynamic K, as many as the plan gave each sequence."""
+    return [draft[:most] if len(draft) > most else draft for draft, most in zip(drafts, plan.num_drafts, strict=True)]
+
+
+def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot]]:
+    """Sequences that can get a decode row, and slots that can get a prefill row, in the order of their placement."""
+    decodes, prefills = [], []
+    for sequence in lane.running:
+        slot = sequence.slot
+        assert slot is not None, "a running sequence has a slot"
+        if sequence.is_paused:
+            continue
+        if slot.has_failed:
+            if slot.num_in_flight:
+                continue
+            slot.resume()
+        if slot.num_ahead:
+            if sequence.runs_ahead and len(sequence.token_ids) + slot.num_ahead < sequence.max_len:
+                decodes.append(sequence)
+        elif not slot.is_prefilling:
+            decodes.append(sequence)
+        elif slot.num_remaining_tokens > 0:
+            prefills.append(slot)
+    return decodes, prefills
+
+
+def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int) -> list[int]:
+    """Drafts to ask for: K, shrunk to what the sequence, its context and its drafter can take."""
+    if not k or not any(link.is_usable for link in lane.links):
+        return [0] * len(decodes)
+    num_drafts = []
+    for sequence in decodes:
+        place = sequence.draft_slot
+        num = 0
+        if place is not None and place.link.is_usable:
+            drafter, length = place.link.drafter, len(sequence.token_ids)
+            num = min(k, sequence.max_drafts, sequence.max_len - length - 1, drafter.max_drafts, drafter.window - length)
+            if num < 0:
+                num = 0
+        num_drafts.append(num)
+    return num_drafts

@@ -1,0 +1,116 @@
+"""The requests and their sequences. Only commit.py changes a sequence's tokens."""
+
+from asyncio import TimerHandle
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from specwire.messages import GenerateRequest, SpecStats, Usage
+
+from .sink import Sink
+from .stop import StopRules
+
+if TYPE_CHECKING:
+    from .draft_slot import DraftSlot
+    from .slots import Slot
+
+UNLIMITED = 1 << 30
+
+
+class Request:
+    """One admitted request: what its choices share."""
+
+    __slots__ = ("arrival", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink")
+
+    def __init__(
+        self, message: GenerateRequest, sink: Sink, arrival: int, noise_key: int, on_end: "Callable[[Request], None]", *, is_synthetic: bool
+    ) -> None:
+        self.message = message
+        self.is_synthetic = is_synthetic
+        self.deadline: TimerHandle | None = None
+        self.sink = sink
+        self.arrival = arrival
+        self.noise_key = noise_key
+        self.on_end = on_end
+        self.sequences: list[Sequence] = []
+        self.num_unfinished = message.sampling.n
+
+    @property
+    def unfinished(self) -> list["Sequence"]:
+        return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    def choice_ended(self) -> None:
+        self.num_unfinished -= 1
+        if not self.num_unfinished:
+            self.on_end(self)
+
+    def resume(self) -> None:
+        """Its client has read enough for its sequences to go on."""
+        for sequence in self.unfinished:
+            sequence.is_paused = False
+            if sequence.slot is not None:
+                sequence.slot.lane.wake()
+
+
+class Sequence:
+    """One choice of a request: its tokens, where it runs, and its statistics.
+
+    Attributes:
+        token_ids: prompt, then committed output.
+        max_len: most tokens of prompt and output together.
+        max_drafts: most drafts of a step that its request allows.
+        order: what it is admitted by, smallest first; the largest is preempted first.
+        slot: its place at a verifier; a closed one until it is opened anew.
+        draft_slot: its place at a drafter.
+        is_paused: waits for its client to read.
+        accept_counts: verifications with drafts by the number accepted.
+        num_setbacks: failed attempts since its last new token.
+    """
+
+    __slots__ = (
+        "accept_counts", "choice", "draft_slot", "is_finished", "is_paused", "is_waiting", "max_drafts", "max_len", "num_cached_tokens",
+        "num_draft_tokens", "num_preemptions", "num_prompt_tokens", "num_setbacks", "num_steps", "order", "request", "rules", "runs_ahead", "sink",
+        "slot", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, choice: int, rules: StopRules, max_len: int, num_speculative_tokens: int) -> None:
+        sampling = request.message.sampling
+        self.request = request
+        self.choice = choice
+        self.rules = rules
+        self.sink = request.sink
+        self.token_ids = list(request.message.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_len = max_len
+        self.max_drafts = UNLIMITED if sampling.max_draft_tokens is None else sampling.max_draft_tokens
+        self.runs_ahead = all(len(word) < 2 for word in sampling.bad_words_token_ids)
+        self.order = (sampling.priority, request.arrival, choice)
+        self.slot: Slot | None = None
+        self.draft_slot: DraftSlot | None = None
+        self.is_waiting = False
+        self.is_paused = False
+        self.is_finished = False
+        self.accept_counts = [0] * (num_speculative_tokens + 1)
+        self.num_draft_tokens = 0
+        self.num_steps = 0
+        self.num_cached_tokens = -1
+        self.num_preemptions = 0
+        self.num_setbacks = 0
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt_tokens, max(0, self.num_cached_tokens), self.num_generated_tokens)
+
+    def spec_stats(self) -> SpecStats:
+        counts = self.accept_counts
+        return SpecStats(
+            num_drafts=sum(counts),
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=sum(accepted * count for accepted, count in enumerate(counts)),
+            accepted_per_position=tuple(sum(counts[position:]) for position in range(1, len(counts))),
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+            synthetic=self.request.is_synthetic,
+        )

@@ -1,0 +1,136 @@
+"""A sequence's place at a verifier, and the rounds that are under way there."""
+
+from typing import TYPE_CHECKING
+
+from specwire.messages import VerifyOpen, VerifyRow
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .sequence import Sequence
+
+
+class Slot:
+    """One life of a verifier slot: from the plan to open it until it is closed.
+
+    Attributes:
+        is_open: its Open was sent.
+        is_closed: it takes no more rows; answers still count until the sequence has its next slot.
+        is_prefilling: no row of it has sampled yet.
+        num_known_tokens: tokens that its Open brings.
+        num_computed_tokens: as of the last answer.
+        parent_round: the last round that holds a row of it; last_ran_round: the last one whose row ran.
+        num_in_flight: rows that are not answered yet.
+        num_ahead: tokens that rows in flight are certain to add.
+        num_chunks, num_chunk_tokens: prefill rows in flight, and their budgets.
+        has_failed: a row did not run, so later rows in flight won't either.
+    """
+
+    __slots__ = (
+        "epoch", "has_failed", "index", "is_closed", "is_last_chunk", "is_open", "is_prefilling", "lane", "last_ran_round", "num_ahead",
+        "num_chunk_tokens", "num_chunks", "num_computed_tokens", "num_in_flight", "num_known_tokens", "parent_round", "sequence",
+    )  # fmt: skip
+
+    def __init__(self, lane: "Lane", index: int, epoch: int, sequence: "Sequence") -> None:
+        self.lane = lane
+        self.index = index
+        self.epoch = epoch
+        self.sequence = sequence
+        self.is_open = False
+        self.is_closed = False
+        self.is_prefilling = True
+        self.num_known_tokens = len(sequence.token_ids)
+        self.num_computed_tokens = 0
+        self.parent_round = 0
+        self.last_ran_round = 0
+        self.num_in_flight = 0
+        self.num_ahead = 0
+        self.num_chunks = 0
+        self.num_chunk_tokens = 0
+        self.is_last_chunk = False
+        self.has_failed = False
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Known tokens that neither are computed nor have a chunk in flight, if nothing is cached."""
+        return self.num_known_tokens - self.num_computed_tokens - self.num_chunk_tokens
+
+    def open(self, eos_token_ids: tuple[int, ...]) -> VerifyOpen:
+        sequence = self.sequence
+        message = sequence.request.message
+        self.is_open = True
+        self.num_known_tokens = len(sequence.token_ids)
+        return VerifyOpen(
+            slot=self.index,
+            epoch=self.epoch,
+            token_ids=list(sequence.token_ids),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            sampling=message.sampling,
+            noise_key=sequence.request.noise_key,
+            choice=sequence.choice,
+            eos_token_ids=eos_token_ids,
+            tenant_cache_key=message.tenant_cache_key,
+            synthetic_acceptance_rates=message.synthetic_acceptance_rates,
+            variant=message.variant,
+            request_id=message.request_id,
+        )
+
+    def decode_row(self, round_: int, drafts: list[int]) -> VerifyRow:
+        """The row that follows all known tokens and those that are certain to come."""
+        num_ahead, parent_round = self.num_ahead, self.parent_round
+        token_ids = self.sequence.token_ids
+        self.parent_round = round_
+        self.num_in_flight += 1
+        if num_ahead:
+            assert not drafts, f"{len(drafts)} drafts after {num_ahead} tokens that are still in flight"
+            self.num_ahead = num_ahead + 1
+            return VerifyRow(self.index, self.epoch, parent_round, 0, len(token_ids) + num_ahead, -1, parent_round)
+        if not drafts:
+            self.num_ahead = 1
+        return VerifyRow(self.index, self.epoch, parent_round, 0, len(token_ids), token_ids[-1], 0, drafts)
+
+    def chunk_row(self, round_: int, budget: int) -> VerifyRow:
+        """A prefill row of at most `budget` tokens."""
+        row = VerifyRow(self.index, self.epoch, self.parent_round, budget)
+        self.parent_round = round_
+        self.num_in_flight += 1
+        self.num_chunks += 1
+        self.num_chunk_tokens += budget
+        self._mark_last_chunk()
+        return row
+
+    def chunk_answered(self, budget: int, num_computed_tokens: int) -> None:
+        """Takes a chunk out of the books; before its tokens are committed."""
+        self.num_chunks -= 1
+        self.num_chunk_tokens -= budget
+        self.num_computed_tokens = max(self.num_computed_tokens, num_computed_tokens)
+        if self.is_last_chunk:
+            self.is_last_chunk = False
+            self.num_ahead -= 1
+        else:
+            self._mark_last_chunk()
+
+    def resume(self) -> None:
+        """Goes on after the last row that ran: what was in flight is answered."""
+        assert not self.num_in_flight, f"slot {self.index} resumes with {self.num_in_flight} rows in flight"
+        assert not self.num_ahead, f"slot {self.index} resumes {self.num_ahead} tokens ahead"
+        self.parent_round = self.last_ran_round
+        self.has_failed = False
+
+    def _mark_last_chunk(self) -> None:
+        """A chunk samples for certain iff it is the only one in flight (an earlier one may find cached tokens and sample instead) and its
+        budget covers whatever may remain."""
+        num_remaining = self.num_known_tokens - self.num_computed_tokens
+        if self.num_chunks == 1 and not self.is_last_chunk and 0 < num_remaining <= self.num_chunk_tokens:
+            self.is_last_chunk = True
+            self.num_ahead += 1
+
+
+class Round:
+    """A round that was sent: its rows and the slots that they belong to."""
+
+    __slots__ = ("number", "rows", "slots")
+
+    def __init__(self, number: int, rows: list[VerifyRow], slots: list[Slot]) -> None:
+        self.number = number
+        self.rows = rows
+        self.slots = slots

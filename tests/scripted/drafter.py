@@ -1,0 +1,151 @@
+"""A scripted drafter: the whole protocol of sessions, slots and rounds; its drafts match the scripted target as often as asked."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specwire.errors import InvalidArgumentError
+from specwire.messages import DraftCost, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, RowStatus, ServiceDescription, SlotRef
+from tests.scripted.target import Prefix, Target
+
+GARBAGE = ("wrong_tokens", "out_of_vocabulary", "negative", "too_many", "unknown_slots", "wrong_epoch", "wrong_base_len", "nan", "doubled", "no_rows")
+
+
+@dataclass
+class DrafterScript:
+    """How a scripted drafter behaves; fields may be changed while it runs.
+
+    acceptance: share of drafts that equal the target's token, drawn by a hash of the prefix. garbage: kinds of broken replies, one drawn for
+    each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes.
+    """
+
+    vocab_size: int = 1000
+    alphabet: tuple[int, ...] = tuple(range(3, 1000))
+    max_model_len: int = 512
+    max_num_seqs: int = 64
+    max_num_draft_tokens: int = 16
+    tokenizer_fingerprint: str = ""
+    instance_id: str = "drafter-1"
+    acceptance: float = 1.0
+    num_catch_up_rounds: int = 0
+    garbage: tuple[str, ...] = ()
+    delay_s: float | Callable[[DraftRound], float] = 0.0
+    draft_cost: tuple[DraftCost, ...] = ()
+
+
+@dataclass
+class _Slot:
+    open: DraftOpen
+    prefix: Prefix
+    num_rounds: int = 0
+
+
+@dataclass
+class DraftSession:
+    """One Draft stream."""
+
+    slots: dict[int, _Slot] = field(default_factory=dict)
+    last_round: int = 0
+
+
+class ScriptedDrafter:
+    """Answers one round at a time."""
+
+    def __init__(self, script: DrafterScript | None = None, seed: int = 0) -> None:
+        self.script = script or DrafterScript()
+        self.target = Target(self.script.alphabet)
+        self.num_open = 0
+        self.num_rounds = 0
+        self._random = random.Random(seed)
+
+    def describe(self) -> ServiceDescription:
+        script = self.script
+        return ServiceDescription(
+            model_id="scripted-draft", instance_id=script.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
+            max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, tokenizer_fingerprint=script.tokenizer_fingerprint,
+            method="scripted", draft_cost=script.draft_cost, max_message_bytes=64 << 20,
+        )  # fmt: skip
+
+    def open_session(self) -> DraftSession:
+        return DraftSession()
+
+    def end_session(self, session: DraftSession) -> None:
+        self.num_open -= len(session.slots)
+        session.slots.clear()
+
+    def answer(self, session: DraftSession, message: DraftRound) -> DraftResult | None:
+        """None where the round has no rows."""
+        if message.round <= session.last_round:
+            raise InvalidArgumentError(f"round {message.round} follows round {session.last_round}; rounds must ascend")
+        session.last_round = message.round
+        self.num_rounds += 1
+        for close in message.closes:
+            self._close(session, close)
+        for open_ in message.opens:
+            if open_.slot in session.slots:
+                raise InvalidArgumentError(f"slot {open_.slot} is opened, but is live; close it first")
+            if self.num_open >= self.script.max_num_seqs:
+                raise InvalidArgumentError(f"slot {open_.slot} is one more than max_num_seqs = {self.script.max_num_seqs}")
+            self.num_open += 1
+            session.slots[open_.slot] = _Slot(open_, Prefix(open_.noise_key, open_.choice, open_.token_ids))
+        for commit in message.commits:
+            slot = session.slots.get(commit.slot)
+            if slot is not None and slot.open.epoch == commit.epoch and len(slot.prefix) == commit.base_len:
+                for token in commit.token_ids:
+                    slot.prefix.append(token)
+        if not message.rows:
+            return None
+        rows = [self._draft(session, row) for row in message.rows]
+        if self.script.garbage:
+            rows = self._spoil(rows, self._random.choice(self.script.garbage))
+        return DraftResult(message.session, message.lane, message.round, rows)
+
+    def _close(self, session: DraftSession, close: SlotRef) -> None:
+        slot = session.slots.get(close.slot)
+        if slot is not None and slot.open.epoch == close.epoch:
+            del session.slots[close.slot]
+            self.num_open -= 1
+
+    def _draft(self, session: DraftSession, row: DraftRow) -> DraftRowResult:
+        slot = session.slots.get(row.slot)
+        if slot is None or slot.open.epoch != row.epoch or len(slot.prefix) != row.base_len:
+            return DraftRowResult(RowStatus.STALE, row.slot, row.epoch, row.base_len)
+        if row.base_len + row.num_drafts > self.script.max_model_len or row.num_drafts > self.script.max_num_draft_tokens:
+            error = f"{row.num_drafts} drafts after {row.base_len} tokens do not fit"
+            return DraftRowResult(RowStatus.BAD, row.slot, row.epoch, row.base_len, error=error)
+        slot.num_rounds += 1
+        if slot.num_rounds <= self.script.num_catch_up_rounds:
+            return DraftRowResult(RowStatus.CATCHING_UP, row.slot, row.epoch, row.base_len)
+        prefix, drafts, alphabet = slot.prefix, [], self.script.alphabet
+        for _ in range(row.num_drafts):
+            token = self.target.sample(prefix.state)
+            if hash((prefix.state, 2)) % 1000 >= self.script.acceptance * 1000:
+                token = alphabet[hash((prefix.state, 3)) % len(alphabet)]
+            drafts.append(token)
+            prefix.append(token)
+        prefix.truncate(row.base_len)
+        return DraftRowResult(RowStatus.OK, row.slot, row.epoch, row.base_len, drafts, [0.5] * len(drafts))
+
+    def _spoil(self, rows: list[DraftRowResult], kind: str) -> list[DraftRowResult]:
+        vocab_size = self.script.vocab_size
+        match kind:
+            case "wrong_tokens":
+                return [row._replace(draft_tokens=[self._random.randrange(vocab_size) for _ in row.draft_tokens]) for row in rows]
+            case "out_of_vocabulary":
+                return [row._replace(draft_tokens=[vocab_size + 7 for _ in row.draft_tokens]) for row in rows]
+            case "negative":
+                return [row._replace(draft_tokens=[-1 for _ in row.draft_tokens]) for row in rows]
+            case "too_many":
+                return [row._replace(draft_tokens=row.draft_tokens * 40, confidences=row.confidences * 40) for row in rows]
+            case "unknown_slots":
+                return [row._replace(slot=row.slot + 10_000) for row in rows]
+            case "wrong_epoch":
+                return [row._replace(epoch=row.epoch + 1) for row in rows]
+            case "wrong_base_len":
+                return [row._replace(base_len=row.base_len + 1) for row in rows]
+            case "nan":
+                return [row._replace(confidences=[float("nan") for _ in row.confidences]) for row in rows]
+            case "doubled":
+                return rows + rows
+        assert kind == "no_rows", f"unknown kind of garbage {kind!r}"
+        return []
