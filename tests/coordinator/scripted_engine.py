@@ -16,9 +16,9 @@ class Readiness(NamedTuple):
     reason: str
 
 
-def expected_tokens(prompt: list[int], index: int, count: int, vocab_size: int) -> list[int]:
-    """The first tokens of choice `index`: they count up from the prompt's last token."""
-    return [(prompt[-1] + 1 + index + i) % vocab_size for i in range(count)]
+def expected_tokens(prompt: list[int], index: int, count: int, vocab_size: int, start: int = 0) -> list[int]:
+    """Tokens `start` to `count` of choice `index`: they count up from the prompt's last token."""
+    return [(prompt[-1] + 1 + index + i) % vocab_size for i in range(start, count)]
 
 
 class ScriptedRequest:
@@ -60,7 +60,7 @@ class ScriptedRequest:
             return
         for index in sorted(self.running):
             before = self.num_tokens[index]
-            token_ids = expected_tokens(self.request.prompt_token_ids, index, before + engine.tokens_per_step, engine.vocab_size)[before:]
+            token_ids = expected_tokens(self.request.prompt_token_ids, index, before + engine.tokens_per_step, engine.vocab_size, before)
             outcome = self._rules[index].push(token_ids)
             token_ids = token_ids[: outcome.num_taken]
             self.num_tokens[index] += len(token_ids)
@@ -102,9 +102,9 @@ class ScriptedEngine:
     def __init__(self, tokenizer: TokenizerSpec | None = None, *, vocab_size: int = 1000, max_queue: int = 10_000) -> None:
         self.tokenizer = tokenizer
         self.loaded_tokenizer = Tokenizer(tokenizer) if tokenizer else None
-        self.eos_token_ids = tokenizer.eos_token_ids if tokenizer else (vocab_size - 1,)
+        self.eos_token_ids = tokenizer.eos_token_ids if tokenizer else ()
         self.vocab_size = tokenizer.vocab_size if tokenizer else vocab_size
-        self.max_model_len = 100_000
+        self.max_model_len = 1 << 30
         self.max_stream_backlog = 1024
         self.tokens_per_step = 4
         self.max_queue = max_queue

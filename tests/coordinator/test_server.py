@@ -1,0 +1,437 @@
+"""The coordinator's calls over real gRPC, with the generated stubs as any client would use them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specwire.messages import ErrorStatus, FinishReason, GenerateRequest, SessionCommand, SessionStart, SessionUpdate
+from specwire.rpc import is_serving, open_channel
+from specwire.sampling_params import SamplingParams
+from specwire.v1 import coordinator_pb2 as pb
+from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from specwire.wire import common, generate
+from tests.coordinator.byte_tokenizer import make_spec
+from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
+from tests.coordinator.serving import serving, until
+
+
+@pytest.fixture
+async def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def channel(engine: ScriptedEngine, socket_dir: Path) -> AsyncIterator[grpc.aio.Channel]:
+    async with serving(engine, socket_dir, max_message_mb=1, max_queue=8) as server:
+        channel = open_channel(server.bound_addresses[0])
+        yield channel
+        await channel.close()
+
+
+@pytest.fixture
+def stub(channel: grpc.aio.Channel) -> CoordinatorServiceStub:
+    return CoordinatorServiceStub(channel)
+
+
+def request(last: int = 0, *, timeout_ms: int | None = None, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest([5, last], SamplingParams(**sampling), timeout_ms=timeout_ms)
+
+
+def command(starts: dict[int, GenerateRequest], cancels: tuple[int, ...] = ()) -> pb.SessionRequest:
+    return generate.pack_command(SessionCommand([SessionStart(stream_id, request) for stream_id, request in starts.items()], list(cancels)))
+
+
+async def read_update(call: Any) -> SessionUpdate:
+    response = await call.read()
+    assert response is not grpc.aio.EOF
+    return generate.unpack_update(response)
+
+
+async def read_until_done(call: Any, stream_ids: set[int]) -> dict[int, tuple[list[int], FinishReason | ErrorStatus | None]]:
+    """Tokens and end of the streams; each has one choice."""
+    tokens: dict[int, list[int]] = {}
+    ends: dict[int, FinishReason | ErrorStatus | None] = {}
+    done: set[int] = set()
+    while done != stream_ids:
+        update = await read_update(call)
+        for delta in update.deltas:
+            tokens.setdefault(delta.stream_id, []).extend(delta.token_ids)
+        for event in update.events:
+            if event.choice is not None:
+                tokens.setdefault(event.stream_id, []).extend(event.choice.token_ids)
+                ends[event.stream_id] = event.choice.finish_reason or ends.get(event.stream_id)
+            if event.error is not None:
+                ends[event.stream_id] = event.error
+            if event.done:
+                done.add(event.stream_id)
+    return {stream_id: (tokens.get(stream_id, []), ends[stream_id]) for stream_id in stream_ids}
+
+
+async def status(call: Any) -> tuple[grpc.StatusCode, str]:
+    """With what a call ends."""
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+# --- Generate -------------------------------------------------------------------------------------------------------
+
+
+async def test_generate_streams_deltas(stub: CoordinatorServiceStub) -> None:
+    choices = [
+        choice async for message in stub.Generate(generate.pack_request(request(max_tokens=10))) for choice in generate.unpack_response(message)
+    ]
+    assert [token for choice in choices for token in choice.token_ids] == list(range(1, 11))
+    assert choices[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_refused_request_has_its_status(stub: CoordinatorServiceStub) -> None:
+    code, details = await status(stub.Generate(generate.pack_request(request(1000))))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "token id 1000" in details
+    assert "from 0 to 999" in details
+
+
+async def test_an_array_that_is_no_array_is_refused(stub: CoordinatorServiceStub) -> None:
+    code, details = await status(stub.Generate(pb.GenerateRequest(prompt_token_ids=b"abc")))
+    assert (code, "prompt_token_ids has 3 bytes" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_sampling_parameter_out_of_range_is_refused(stub: CoordinatorServiceStub) -> None:
+    message = generate.pack_request(request())
+    message.sampling.top_p = 1.5
+    code, details = await status(stub.Generate(message))
+    assert (code, "top_p is 1.5" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_failure_has_its_status(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    call = stub.Generate(generate.pack_request(request()))
+    ending = asyncio.create_task(status(call))
+    await until(lambda: bool(engine.live))
+    engine.live[0].fail(ErrorStatus(grpc.StatusCode.UNAVAILABLE.value[0], "the verifier is gone after 0 tokens"))
+    assert await ending == (grpc.StatusCode.UNAVAILABLE, "the verifier is gone after 0 tokens")
+
+
+@pytest.mark.parametrize("num_read", [0, 1, 2])
+async def test_cancelling_generate_cancels_in_the_engine(engine: ScriptedEngine, stub: CoordinatorServiceStub, num_read: int) -> None:
+    engine.is_paused = True
+    call = stub.Generate(generate.pack_request(request(max_tokens=100)))
+    waiting = asyncio.create_task(call.read())
+    await until(lambda: bool(engine.live))
+    for _ in range(num_read):
+        engine.step()
+        await waiting
+        waiting = asyncio.create_task(call.read())
+    call.cancel()
+    await until(lambda: not engine.live)
+    assert engine.requests[0].is_cancelled
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_client_that_does_not_read_is_cancelled_too(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    """The handler is suspended in a write then, not in the generator."""
+    engine.vocab_size = 1 << 30
+    engine.tokens_per_step, engine.max_stream_backlog = 4000, 8000
+    call = stub.Generate(generate.pack_request(request(max_tokens=None)))
+    await until(lambda: bool(engine.requests) and engine.requests[0].is_waiting_for_client)
+    call.cancel()
+    await until(lambda: not engine.live)
+    assert engine.requests[0].is_cancelled
+
+
+async def test_a_channel_that_closes_cancels(engine: ScriptedEngine, channel: grpc.aio.Channel, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    calls = [stub.Generate(generate.pack_request(request())) for _ in range(3)]
+    reads = [asyncio.create_task(call.read()) for call in calls]
+    await until(lambda: len(engine.live) == 3)
+    await channel.close()
+    await until(lambda: not engine.live)
+    await asyncio.gather(*reads, return_exceptions=True)
+
+
+async def test_the_calls_deadline_reaches_the_engine_and_ends_the_request(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    code, _ = await status(stub.Generate(generate.pack_request(request(timeout_ms=60_000)), timeout=0.2))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 0 < (engine.requests[0].request.timeout_ms or 0) <= 200
+    await until(lambda: not engine.live)
+    assert engine.requests[0].is_cancelled
+
+
+@pytest.mark.parametrize(("timeout_ms", "call_s", "expected"), [(None, None, None), (700, None, 700), (700, 60.0, 700), (None, 60.0, 60_000)])
+async def test_the_engine_gets_the_shorter_of_both_times(
+    engine: ScriptedEngine, stub: CoordinatorServiceStub, timeout_ms: int | None, call_s: float | None, expected: int | None
+) -> None:
+    assert await status(stub.Generate(generate.pack_request(request(max_tokens=1, timeout_ms=timeout_ms)), timeout=call_s)) == (
+        grpc.StatusCode.OK,
+        "",
+    )
+    assert engine.requests[0].request.timeout_ms == (pytest.approx(expected, abs=2000) if call_s and not timeout_ms else expected)
+
+
+async def test_no_time_at_all_is_refused(stub: CoordinatorServiceStub) -> None:
+    code, details = await status(stub.Generate(generate.pack_request(request(timeout_ms=0))))
+    assert (code, "timeout_ms is 0" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_explicit_zeros_arrive_as_zeros(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    zeros = {"temperature": 0.0, "seed": 0, "logprobs": 0, "min_tokens": 0, "top_k": 0, "max_draft_tokens": 0, "priority": 0, "min_p": 0.0}
+    await status(stub.Generate(generate.pack_request(request(max_tokens=1, **zeros))))
+    sampling = engine.requests[0].request.sampling
+    assert {name: getattr(sampling, name) for name in zeros} == zeros
+    assert sampling.seed is not None
+    await status(stub.Generate(generate.pack_request(request(max_tokens=1))))
+    assert (engine.requests[1].request.sampling.seed, engine.requests[1].request.sampling.logprobs) == (None, None)
+
+
+async def test_a_request_over_the_message_limit_is_refused_with_its_size(stub: CoordinatorServiceStub) -> None:
+    message = generate.pack_request(GenerateRequest([1] * (1 << 19)))
+    code, details = await status(stub.Generate(message))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(message.ByteSize()) in details
+    assert str(1 << 20) in details
+
+
+# --- Session --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_multiplexes(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    call = stub.Session()
+    await call.write(command({stream_id: request(stream_id, max_tokens=10 + stream_id) for stream_id in range(1, 8)}))
+    found = await read_until_done(call, set(range(1, 8)))
+    assert found == {i: (expected_tokens([i], 0, 10 + i, 1000), FinishReason.LENGTH) for i in range(1, 8)}
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_half_close_lets_running_requests_end(stub: CoordinatorServiceStub) -> None:
+    call = stub.Session()
+    await call.write(command({1: request(max_tokens=50)}))
+    await call.done_writing()
+    assert (await read_until_done(call, {1}))[1][0] == list(range(1, 51))
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_one_message_a_step(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    call = stub.Session()
+    await call.write(command({stream_id: request(max_tokens=100) for stream_id in range(1, 31)}))
+    await until(lambda: len(engine.live) == 30)
+    for _ in range(5):
+        engine.step()
+        update = await read_update(call)
+        assert sorted(delta.stream_id for delta in update.deltas) == list(range(1, 31))
+    call.cancel()
+
+
+async def test_bad_starts_answer_only_their_own_stream(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    call = stub.Session()
+    message = command({1: request(max_tokens=20), 2: request(1000), 3: request(max_tokens=8), 4: request(), 5: request(), 6: request(timeout_ms=-1)})
+    message.starts[3].request.prompt_token_ids = b"odd"
+    message.starts[4].request.sampling.temperature = -1.0
+    message.starts.add(stream_id=1, request=message.starts[0].request)
+    await call.write(message)
+    update = await read_update(call)
+    errors = {event.stream_id: (event.error, event.done) for event in update.events}
+    assert {stream_id: (error.code, done) for stream_id, (error, done) in errors.items() if error} == {
+        2: (3, True), 4: (3, True), 5: (3, True), 6: (3, True), 1: (3, False)
+    }  # fmt: skip
+    expected = {2: "token id 1000", 4: "prompt_token_ids has 3 bytes", 5: "temperature is -1", 6: "timeout_ms is -1", 1: "stream id 1 is in use"}
+    assert all(expected[stream_id] in error.message for stream_id, (error, _) in errors.items() if error)
+    engine.is_paused = False
+    engine.wake()
+    assert await read_until_done(call, {1, 3}) == {1: (list(range(1, 21)), FinishReason.LENGTH), 3: (list(range(1, 9)), FinishReason.LENGTH)}
+    call.cancel()
+
+
+async def test_a_full_queue_refuses_by_event(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused, engine.max_queue = True, 2
+    call = stub.Session()
+    await call.write(command({stream_id: request() for stream_id in (1, 2, 3)}))
+    (event,) = (await read_update(call)).events
+    assert event.error is not None
+    assert (event.stream_id, event.error.code, event.done) == (3, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], True)
+    call.cancel()
+
+
+async def test_cancel_by_message(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    call = stub.Session()
+    await call.write(command({1: request(), 2: request()}))
+    await until(lambda: len(engine.live) == 2)
+    await call.write(command({}, cancels=(2, 77)))
+    await until(lambda: len(engine.live) == 1)
+    assert (await read_until_done(call, {2}))[2] == ([], FinishReason.CANCELLED)
+    await call.write(command({2: request()}))  # the id is free again
+    await until(lambda: len(engine.live) == 2)
+    call.cancel()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+async def test_a_session_that_goes_away_cancels_everything(engine: ScriptedEngine, stub: CoordinatorServiceStub, num_steps: int) -> None:
+    engine.is_paused = True
+    call = stub.Session()
+    await call.write(command({stream_id: request() for stream_id in range(1, 21)}))
+    await until(lambda: len(engine.live) == 20)
+    for _ in range(num_steps):
+        engine.step()
+        await read_update(call)
+    call.cancel()
+    await until(lambda: not engine.live)
+    assert all(scripted.is_cancelled for scripted in engine.requests)
+
+
+async def test_a_slow_client_gets_longer_updates_and_the_engine_waits(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    """Transport buffers fill, then deltas merge up to the backlog limit, then the sequence waits; nothing is lost."""
+    engine.vocab_size = 1 << 30
+    engine.tokens_per_step, engine.max_stream_backlog = 4000, 20_000
+    call = stub.Session()
+    num_tokens = 2_000_000
+    await call.write(command({1: request(max_tokens=num_tokens)}))
+    await until(lambda: bool(engine.requests) and engine.requests[0].is_waiting_for_client)
+    assert engine.requests[0].num_tokens[0] < num_tokens
+    sizes, tokens = [], []
+    while len(tokens) < num_tokens:
+        update = await read_update(call)
+        new = [token for delta in update.deltas for token in delta.token_ids]
+        new += [token for event in update.events if event.choice for token in event.choice.token_ids]
+        sizes.append(len(new))
+        tokens += new
+    assert tokens == list(range(1, num_tokens + 1))
+    assert 20_000 < max(sizes) <= 20_000 + engine.tokens_per_step
+    call.cancel()
+
+
+async def test_a_session_message_over_the_limit_ends_the_session_with_its_size(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    call = stub.Session()
+    await call.write(command({1: request()}))
+    await until(lambda: len(engine.live) == 1)
+    message = command({2: GenerateRequest([1] * (1 << 19))})
+    await call.write(message)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call.read()
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(message.ByteSize()) in (error.value.details() or "")
+    await until(lambda: not engine.live)
+
+
+# --- GenerateBatch --------------------------------------------------------------------------------------------------
+
+
+async def batch_results(call: Any) -> list[tuple]:
+    return [generate.unpack_batch_response(message) async for message in call]
+
+
+async def test_batch(stub: CoordinatorServiceStub) -> None:
+    requests = [request(i, max_tokens=40 - 2 * i) for i in range(20)] + [request(1000)]
+    message = pb.GenerateBatchRequest(requests=map(generate.pack_request, requests))
+    message.requests[4].prompt_token_ids = b"odd"
+    found = {index: (choices, error) for index, choices, error in await batch_results(stub.GenerateBatch(message))}
+    assert sorted(found) == list(range(21))
+    for index, (choices, error) in found.items():
+        if index in (4, 20):
+            assert error.code == 3
+        else:
+            assert error is None
+            assert choices[0].token_ids == expected_tokens([index], 0, 40 - 2 * index, 1000)
+
+
+async def test_a_cancelled_batch_cancels_its_requests(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.is_paused = True
+    call = stub.GenerateBatch(pb.GenerateBatchRequest(requests=[generate.pack_request(request()) for _ in range(20)]))
+    await until(lambda: len(engine.live) == 4)  # half of the queue
+    call.cancel()
+    await until(lambda: not engine.live)
+    assert len(engine.requests) == 4
+
+
+async def test_a_result_over_the_message_limit_is_an_error_of_its_own(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    engine.tokens_per_step = 2000
+    engine.vocab_size = 1 << 30
+    requests = [request(max_tokens=20_000, logprobs=20), request(max_tokens=3)]
+    found = await batch_results(stub.GenerateBatch(pb.GenerateBatchRequest(requests=map(generate.pack_request, requests))))
+    assert [(index, len(choices), error and error.code) for index, choices, error in found] == [(1, 1, None), (0, 0, 8)]
+    assert "bytes, but a message may have 1048576" in found[1][2].message
+
+
+# --- GetTokenizer, health, shutdown ---------------------------------------------------------------------------------
+
+
+async def test_tokenizer(socket_dir: Path) -> None:
+    async with serving(ScriptedEngine(make_spec()), socket_dir) as server:
+        channel = open_channel(server.bound_addresses[0])
+        for _ in range(2):
+            response = await CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
+            assert common.unpack_tokenizer(response.tokenizer) == make_spec()
+        await channel.close()
+
+
+async def test_no_tokenizer(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="send token ids instead of text") as error:
+        await stub.GetTokenizer(pb.GetTokenizerRequest())
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    engine.description = None  # no verifier was seen yet, so nobody can say
+    engine.set_ready(False, "verifier a:1 does not answer")
+    with pytest.raises(grpc.aio.AioRpcError, match="verifier a:1 does not answer") as error:
+        await stub.GetTokenizer(pb.GetTokenizerRequest())
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_health_follows_the_engine(engine: ScriptedEngine, channel: grpc.aio.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="specwire.v1.CoordinatorService"))
+
+    async def next_status() -> str:
+        return health_pb2.HealthCheckResponse.ServingStatus.Name((await watch.read()).status)
+
+    while await next_status() != "SERVING":
+        pass
+    engine.set_ready(False, "no verifier")
+    assert await next_status() == "NOT_SERVING"
+    assert not await is_serving(channel)
+    engine.set_ready(True)
+    assert await next_status() == "SERVING"
+    watch.cancel()
+
+
+async def test_stop_drains_sessions_and_lets_requests_end(socket_dir: Path) -> None:
+    engine = ScriptedEngine()
+    engine.is_paused = True
+    async with serving(engine, socket_dir) as server:
+        channel = open_channel(server.bound_addresses[0])
+        stub = CoordinatorServiceStub(channel)
+        idle, busy = stub.Session(), stub.Session()
+        await idle.write(command({}))
+        await busy.write(command({1: request(max_tokens=20)}))
+        await until(lambda: len(engine.live) == 1)
+        began = time.monotonic()
+        stopping = asyncio.create_task(server.stop(20.0))
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+            await idle.read()
+        engine.is_paused = False
+        engine.wake()
+        assert (await read_until_done(busy, {1}))[1][0] == list(range(1, 21))
+        await stopping
+        assert time.monotonic() - began < 10
+        await channel.close()
+
+
+async def test_an_engine_that_breaks_ends_the_session_with_internal(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
+    call = stub.Session()
+    engine.submit = None  # type: ignore[method-assign,assignment]
+    await call.write(command({1: request()}))
+    with pytest.raises(grpc.aio.AioRpcError, match="log has the details") as error:
+        await call.read()
+    assert error.value.code() is grpc.StatusCode.INTERNAL
