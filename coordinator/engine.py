@@ -108,8 +108,7 @@ class Engine:
         return Readiness(any(lane.is_ready for lane in self.lanes), reasons if self.lanes else "not started")
 
     async def readiness_changed(self) -> None:
-        """Returns at the next change of `ready`."""
-        self._ready_event.clear()
+        """Returns at the next change of `ready`; any number of tasks may wait."""
         await self._ready_event.wait()
 
     async def start(self) -> None:
@@ -242,6 +241,7 @@ class Engine:
         if ready != self._last_ready:
             self._last_ready = ready
             self._ready_event.set()
+            self._ready_event = asyncio.Event()
         if any(lane.is_ready for lane in self.lanes):
             if self._loss_timer is not None:
                 self._loss_timer.cancel()

@@ -164,7 +164,7 @@ class _LocalVerifyStream(_LocalStream):
         self._inbox.put_nowait(VerifyResult(0, 0, 0, welcome=welcome))
         while True:
             message = await self._next()
-            await _pause(verifier.script.delay_s, message)
+            await pause(verifier.script.delay_s, message)
             if self._session.is_over:
                 raise UnavailableError("taken over")
             self._inbox.put_nowait(verifier.launch(self._session))
@@ -186,7 +186,7 @@ class _LocalDraftStream(_LocalStream):
         self._inbox.put_nowait(DraftResult(0, 0, 0, welcome=Welcome(drafter.script.instance_id, 8)))
         while True:
             message = await self._next()
-            await _pause(drafter.script.delay_s, message)
+            await pause(drafter.script.delay_s, message)
             result = drafter.answer(self._session, message)
             if result is not None:
                 self._inbox.put_nowait(result)
@@ -196,5 +196,5 @@ class _LocalDraftStream(_LocalStream):
             self._service.end_session(self._session)
 
 
-async def _pause(delay_s: float | Callable[[Any], float], message: Any) -> None:
+async def pause(delay_s: float | Callable[[Any], float], message: Any) -> None:
     await asyncio.sleep(delay_s(message) if callable(delay_s) else delay_s)

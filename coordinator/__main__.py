@@ -1,0 +1,54 @@
+"""`python -m coordinator --flag value`: one coordinator process."""
+
+import asyncio
+import logging
+import sys
+
+from specwire.config import CoordinatorConfig, parse_flags
+from specwire.process import run_service
+from specwire.rpc import wait_for_stop_signal
+
+from .engine import Engine
+from .server import CoordinatorServer
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 10.0
+_LAST_WORDS_S = 1.0
+"""What the server gets on top, to deliver how the last requests ended."""
+
+
+async def serve(config: CoordinatorConfig) -> None:
+    """Serves until SIGTERM or SIGINT; NOT_SERVING while no verifier is there."""
+    stop_signal = asyncio.create_task(wait_for_stop_signal())
+    engine = Engine(config)
+    server = CoordinatorServer(engine, config)
+    await server.start()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await engine.start()
+        tasks = [asyncio.create_task(server.follow_readiness()), asyncio.create_task(_announce(engine, server))]
+        await stop_signal
+        logger.info("stopping")
+    finally:
+        stop_signal.cancel()
+        await asyncio.gather(engine.stop(_GRACE_S), server.stop(_GRACE_S + _LAST_WORDS_S))
+        for task in tasks:
+            task.cancel()
+
+
+async def _announce(engine: Engine, server: CoordinatorServer) -> None:
+    """Logs the line that says that requests are taken, once."""
+    while not engine.ready.is_ready:
+        await engine.readiness_changed()
+    logger.info("ready: coordinator %s", " ".join(server.bound_addresses))
+
+
+def main() -> None:
+    """Entry point."""
+    config = parse_flags(CoordinatorConfig, "python -m coordinator", sys.argv[1:])
+    run_service("coordinator", lambda: serve(config))
+
+
+if __name__ == "__main__":
+    main()
