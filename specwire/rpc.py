@@ -11,10 +11,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specwire import errors
+from specwire.messages import ServiceDescription
+from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from specwire.wire.common import unpack_description
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
+_DESCRIBE_TIMEOUT_S = 10.0
 _KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000), ("grpc.http2.max_pings_without_data", 0))
 _CODES = {
     errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -169,6 +173,26 @@ async def wait_serving(channel: grpc.aio.Channel) -> None:
         finally:
             call.cancel()
         await asyncio.sleep(0.1)  # the peer went away while it was watched
+
+
+async def describe_verifier(channel: grpc.aio.Channel) -> ServiceDescription:
+    """What the verifier at the other end is and can hold. Raises a SpecwireError if it does not say."""
+    stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+    return await _describe(stub.Describe, verifier_pb2.VerifierServiceDescribeRequest())
+
+
+async def describe_drafter(channel: grpc.aio.Channel) -> ServiceDescription:
+    """What the drafter at the other end is and can hold. Raises a SpecwireError if it does not say."""
+    stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+    return await _describe(stub.Describe, drafter_pb2.DrafterServiceDescribeRequest())
+
+
+async def _describe(method: Any, request: Any) -> ServiceDescription:
+    try:
+        reply = await method(request, wait_for_ready=True, timeout=_DESCRIBE_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+    return unpack_description(reply.description)
 
 
 async def wait_for_stop_signal() -> None:

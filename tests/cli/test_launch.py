@@ -15,7 +15,6 @@ import pytest
 from specwire.errors import UnavailableError
 from specwire.launch import ServiceSpec, Supervisor
 
-FAKES = Path(__file__).parent / "fakes"
 TIMEOUT_S = 20.0
 
 
@@ -36,16 +35,6 @@ class Log:
             while sum(line.startswith(f"ready: {name} ") for _, line in self.lines) < count:
                 self._changed.clear()
                 await self._changed.wait()
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the fake services note their starts and stops."""
-    path = tmp_path / "events"
-    path.touch()
-    monkeypatch.setenv("PYTHONPATH", str(FAKES))
-    monkeypatch.setenv("FAKE_EVENTS", str(path))
-    return path
 
 
 @pytest.fixture

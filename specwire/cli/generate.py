@@ -1,0 +1,59 @@
+"""`specwire generate`: one prompt to a running coordinator."""
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import typer
+
+from specwire.client import Choice, Client
+from specwire.errors import InvalidArgumentError, UnavailableError
+from specwire.sampling_params import SamplingParams
+
+
+def read_prompt(argument: str) -> str:
+    """The argument, or standard input for "-".
+
+    Raises:
+        InvalidArgumentError: it is not valid UTF-8.
+    """
+    # Arguments that are no UTF-8 reach Python as lone surrogates.
+    content = sys.stdin.buffer.read() if argument == "-" else argument.encode("utf-8", errors="surrogateescape")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"the prompt is not valid UTF-8: byte {error.start} is 0x{content[error.start]:02x}; convert it (iconv -t UTF-8), or remove it"
+        ) from error
+
+
+def run_generate(address: str, prompt: str, params: SamplingParams, *, as_chat: bool, as_json: bool) -> None:
+    """Prints the text as it comes, or one JSON object at the end.
+
+    Raises:
+        SpecwireError: there is no coordinator, or it refuses or fails the request.
+    """
+    try:
+        with Client(address) as client:
+            request = client.get_tokenizer().encode_chat([{"role": "user", "content": prompt}]) if as_chat else prompt
+            if as_json:
+                typer.echo(json.dumps(result_object(client.generate(request, params).choices[0]), ensure_ascii=False))
+                return
+            for event in client.stream(request, params):
+                typer.echo(event.text, nl=False)
+            typer.echo()
+    except UnavailableError as error:
+        raise UnavailableError(f"{error} (`specwire up` starts one on this machine)") from error
+
+
+def result_object(choice: Choice) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+        "stop_cause": choice.stop_cause,
+        "usage": dataclasses.asdict(choice.usage),
+        "spec": {**dataclasses.asdict(choice.spec), "acceptance_length": choice.spec.acceptance_length},
+    }

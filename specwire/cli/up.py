@@ -1,0 +1,129 @@
+"""`specwire up`: every service on this machine, from one command."""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import tempfile
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from specwire import rpc
+from specwire.cli.demo import run_demo
+from specwire.cli.report import print_report
+from specwire.cli.stack import Stack, StackOptions, plan_stack
+from specwire.config import DEFAULT_PORT
+from specwire.errors import FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.launch import Supervisor
+from specwire.log import set_up_logging
+
+logger = logging.getLogger(__name__)
+
+
+def run_up(options: StackOptions, *, with_demo: bool, startup_timeout_s: float) -> None:
+    """Starts all services, reports, and serves until a stop signal.
+
+    Raises:
+        SpecwireError: something keeps the services from starting, or the coordinator ended.
+    """
+    set_up_logging("up")
+    check_engine()
+    check_model(options.model)
+    port = free_port(options.port)
+    with tempfile.TemporaryDirectory(prefix="specwire-") as folder:
+        stack = plan_stack(options, Path(folder), port)
+        asyncio.run(serve(stack, with_demo=with_demo, startup_timeout_s=startup_timeout_s))
+
+
+async def serve(stack: Stack, *, with_demo: bool, startup_timeout_s: float) -> None:
+    """Runs the services until SIGINT or SIGTERM, then stops them in order; a second signal kills them.
+
+    Raises:
+        UnavailableError: a service does not start, or the coordinator ended.
+    """
+    supervisor = Supervisor(stack.groups(), print_line, startup_timeout_s=startup_timeout_s)
+    serving = asyncio.create_task(_serve(supervisor, stack, with_demo))
+    stopping = asyncio.create_task(rpc.wait_for_stop_signal())
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        logger.info("stopping (once more to kill)")
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, supervisor.kill)
+        for task in (serving, stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)
+        await supervisor.stop()
+
+
+async def _serve(supervisor: Supervisor, stack: Stack, with_demo: bool) -> None:
+    await supervisor.start()
+    tasks = [asyncio.create_task(supervisor.watch()), asyncio.create_task(_present(stack, with_demo))]
+    try:
+        # The watch never returns: this ends with the first error, or when it is cancelled.
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _present(stack: Stack, with_demo: bool) -> None:
+    """Reports what runs, answers the demo prompt, and says how to call."""
+    console = Console(highlight=False)
+    verifiers, drafters = [], []
+    for verifier in stack.verifiers:
+        async with rpc.open_channel(verifier.listen[0]) as channel:
+            verifiers.append(await rpc.describe_verifier(channel))
+    for drafter in stack.drafters:
+        async with rpc.open_channel(drafter.listen[0]) as channel:
+            drafters.append(await rpc.describe_drafter(channel))
+    print_report(console, stack, verifiers, drafters)
+    if with_demo:
+        try:
+            await run_demo(console, stack.address)
+        except SpecwireError as error:
+            logger.error("the demo failed: %s", error)
+    port = stack.address.rpartition(":")[2]
+    flag = "" if int(port) == DEFAULT_PORT else f" --address {stack.address}"
+    console.print(f"serving on {stack.address} until Ctrl-C; in another terminal:", style="bold", markup=False)
+    console.print(f'  specwire generate "The capital of France is"{flag}', markup=False, soft_wrap=True)
+
+
+def print_line(name: str, line: str) -> None:
+    """A service's log line on stderr, with its name in front."""
+    typer.echo(f"{typer.style(f'{name:<11} |', dim=True)} {line}", err=True)
+
+
+def check_engine() -> None:
+    """Raises FailedPreconditionError unless what runs models is installed."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FailedPreconditionError(f"`specwire up` runs models, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
+
+
+def check_model(model: str) -> None:
+    """Raises InvalidArgumentError if the model is a path to nothing; the verifier checks everything else."""
+    path = Path(model).expanduser()
+    if (path.suffix == ".gguf" or model.startswith(("/", "./", "../", "~"))) and not path.exists():
+        raise InvalidArgumentError(f"the model {model} does not exist; give a Hugging Face folder, a .gguf file or a hub id")
+
+
+def free_port(port: int) -> int:
+    """The port, or any free one for 0. Raises UnavailableError if it can't be bound now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UnavailableError(
+                f"port {port} on 127.0.0.1 can't be used ({os.strerror(error.errno or 0)}); stop what uses it, or choose another one with --port"
+            ) from error
+        bound: int = probe.getsockname()[1]
+        return bound

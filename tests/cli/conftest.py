@@ -1,0 +1,69 @@
+"""A coordinator with predictable output for the command line to talk to, and an environment in which services are fakes."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from specwire.messages import TokenizerSpec
+from tests.coordinator.byte_tokenizer import make_spec
+from tests.coordinator.scripted_engine import ScriptedEngine
+from tests.coordinator.serving import serving
+
+FAKES = Path(__file__).parent / "fakes"
+CHAT_TEMPLATE = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+
+
+@dataclass
+class Coordinator:
+    """A scripted coordinator on a thread of its own, for clients that block."""
+
+    address: str
+    engine: ScriptedEngine
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the fake services note their starts and stops; child processes find them by the name of the real ones."""
+    path = tmp_path / "events"
+    path.touch()
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setenv("FAKE_EVENTS", str(path))
+    return path
+
+
+@pytest.fixture
+def coordinator(socket_dir: Path) -> Iterator[Coordinator]:
+    """Serves a byte-level tokenizer with a chat template; each token follows the one before it in the vocabulary."""
+    yield from _serve_in_thread(socket_dir, replace(make_spec(), chat_template=CHAT_TEMPLATE))
+
+
+@pytest.fixture
+def bare_coordinator(socket_dir: Path) -> Iterator[Coordinator]:
+    """Serves no tokenizer."""
+    yield from _serve_in_thread(socket_dir, None)
+
+
+def _serve_in_thread(socket_dir: Path, tokenizer: TokenizerSpec | None) -> Iterator[Coordinator]:
+    started: list[Coordinator] = []
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        engine = ScriptedEngine(tokenizer)
+        async with serving(engine, socket_dir) as server:
+            started.append(Coordinator(server.bound_addresses[0], engine))
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    assert ready.wait(20)
+    yield started[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(20)
+    assert not thread.is_alive()
+    loop.close()

@@ -1,0 +1,57 @@
+"""The command line as a whole: quick help, version, and one line for a wrong option."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from specwire.cli import app
+from specwire.version import build_version
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["generate", "--help"]])
+def test_help(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from specwire.cli import main\n"
+        "sys.argv = ['specwire', 'up', '--help']\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    assert stop.code == 0\n"
+        "sys.stderr.write(' '.join({'torch', 'transformers', 'grpc', 'numpy', 'tokenizers', 'rich'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert result.returncode == 0, result.stderr
+    assert "Usage: specwire up" in result.stdout
+    assert result.stderr == ""
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"specwire {build_version()}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up", "--port", "65536"], "--port is 65536"),
+        (["up", "--verifiers", "0"], "--verifiers is 0"),
+        (["up", "--dtype", "int3"], "--dtype is 'int3'"),
+        (["up", "--speculative-config", "ngram"], "no JSON"),
+        (["up", "--speculative-config", '{"metod": "ngram"}'], "did you mean 'method'?"),
+        (["up", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not built"),
+        (["up", "--demoo"], "--demoo"),
+        (["uo"], "uo"),
+        (["generate"], "PROMPT"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr

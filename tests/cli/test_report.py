@@ -1,0 +1,74 @@
+"""What `specwire up` says about the running services."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from specwire.cli.report import clipping, print_report
+from specwire.cli.stack import StackOptions, plan_stack
+from specwire.messages import ServiceDescription
+from specwire.speculative_config import SpeculativeConfig
+
+VERIFIER = ServiceDescription(
+    "target", "v", 100, max_model_len=2048, max_num_draft_tokens=5, max_num_seqs=16, dtype="bfloat16", device="cpu", block_size=16, num_blocks=64,
+    max_num_batched_tokens=512,
+)  # fmt: skip
+DRAFTER = ServiceDescription("lookup", "d", 0, max_model_len=2**31 - 1, max_num_draft_tokens=5, max_num_seqs=64, method="ngram")
+SCHEDULE = ((1, 8, 7), (9, 12, 2), (20, 40, 1))
+
+
+def report(options: StackOptions, verifier: ServiceDescription = VERIFIER, drafter: ServiceDescription = DRAFTER) -> list[str]:
+    stack = plan_stack(options, Path("sockets"), 50050)
+    console = Console(file=io.StringIO(), width=100)
+    print_report(console, stack, [verifier] * len(stack.verifiers), [drafter] * len(stack.drafters))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in text
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_report_of_the_default_stack() -> None:
+    lines = report(StackOptions())
+    for line in (
+        "coordinator 127.0.0.1:50050 clients call here",
+        "verifier unix:sockets/verifier-0 target bfloat16 on cpu",
+        "drafter unix:sockets/drafter-0 ngram lookup",
+        "max_model_len 2048",
+        "max_num_seqs 16",
+        "KV cache 64 blocks of 16 tokens",
+        "method ngram",
+        "num_speculative_tokens 5",
+        "prompt_lookup_min, prompt_lookup_max 2, 4",
+        "rejection_sample_method strict",
+        "1-16 5",
+    ):
+        assert line in lines
+    assert not [line for line in lines if line.startswith("clipped")]
+
+
+def test_schedule_is_shown_as_it_takes_effect() -> None:
+    speculative = SpeculativeConfig(num_speculative_tokens_per_batch_size=SCHEDULE)
+    lines = report(StackOptions(speculative_config=speculative))
+    start = lines.index("1-8 5")
+    assert lines[start : start + 2] == ["1-8 5", "9-16 2"]
+    assert "clipped: schedule [1, 8, 7]: K clipped to num_speculative_tokens = 5" in lines
+    assert "clipped: schedule [20, 40, 1]: unused, since max_num_seqs is 16" in lines
+
+
+def test_smaller_capacities_are_named() -> None:
+    options = StackOptions(max_model_len=4096)
+    stack = plan_stack(options, Path("sockets"), 1)
+    drafter = replace(DRAFTER, max_num_draft_tokens=3, max_model_len=1024)
+    assert clipping(stack, [VERIFIER], [drafter]) == [
+        "max_model_len 4096 to 2048: its KV cache or message size holds no more",
+        "num_speculative_tokens 5 to 3: a service holds no more",
+        "drafting ends at 1024 of 2048 tokens: the drafter's window is shorter",
+    ]
+    assert "num_speculative_tokens 3" in report(options, drafter=drafter)
+
+
+def test_plain_decoding_has_no_schedule() -> None:
+    lines = report(StackOptions(num_drafters=0))
+    assert "method none: plain decoding" in lines
+    assert not [line for line in lines if line.startswith("schedule")]

@@ -1,0 +1,225 @@
+"""`specwire up` as a process, with services that are only healthy."""
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_launch import happened, is_alive
+
+TIMEOUT_S = 30.0
+
+
+class Up:
+    """A running `specwire up`; its output is collected while it runs."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        # Elsewhere than in the checkout, whose real services would be found first.
+        command = [sys.executable, "-m", "specwire.cli", "up", *options]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.output = {"stdout": "", "stderr": ""}
+        self._changed = threading.Condition()
+        self._readers = [threading.Thread(target=self._read, args=(name,)) for name in self.output]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_for(self, pattern: str, stream: str = "stdout", count: int = 1) -> str:
+        """The first group of a pattern, once the stream has it `count` times."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: len(re.findall(pattern, self.output[stream])) >= count, TIMEOUT_S)
+        assert found, f"no {pattern!r} in {self.output}"
+        return re.findall(pattern, self.output[stream])[-1]
+
+    def wait_ready(self) -> str:
+        """The address that clients call."""
+        return self.wait_for(r"serving on (\S+) until")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.join()
+
+    def join(self) -> int:
+        status = self.process.wait(TIMEOUT_S)
+        for reader in self._readers:
+            reader.join(TIMEOUT_S)
+        return status
+
+    def _read(self, name: str) -> None:
+        stream = getattr(self.process, name)
+        with stream:
+            for line in stream:
+                with self._changed:
+                    self.output[name] += line
+                    self._changed.notify_all()
+
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+def start(events: Path, tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    started: list[Up] = []
+    monkeypatch.setenv("TMPDIR", str(socket_dir))
+
+    def start(*options: str) -> Up:
+        started.append(Up(tmp_path, *options))
+        return started[-1]
+
+    yield start
+    for up in started:
+        if up.process.poll() is None:
+            up.process.kill()
+            up.join()
+
+
+def running(events: Path) -> list[int]:
+    return [pid for _, pid in happened(events, "start") if is_alive(pid)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_reports_and_stops_in_order(start: Start, events: Path, number: signal.Signals, socket_dir: Path) -> None:
+    up = start("--port", "0")
+    address = up.wait_ready()
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+    assert address != "127.0.0.1:50050"
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=TIMEOUT_S):
+        pass
+    assert len(running(events)) == 3
+    assert up.end(number) == 0
+    assert not running(events)
+    assert [kind for kind, _ in happened(events, "stop")] == ["coordinator", "drafter", "verifier"]
+    stdout = " ".join(up.output["stdout"].split())
+    assert f"coordinator {address} clients call here" in stdout
+    assert "fake-model float32 on cpu" in stdout
+    assert "clipped: num_speculative_tokens 5 to 4: a service holds no more" in stdout
+    assert f"--address {address}" in stdout
+    assert "\x1b" not in up.output["stdout"] + up.output["stderr"], "no control codes without a terminal"
+    assert re.search(r"^verifier    \| ready: verifier unix:", up.output["stderr"], re.MULTILINE)
+    assert not list(socket_dir.iterdir()), "the folder of the sockets was left behind"
+
+
+def test_options_reach_the_services(start: Start) -> None:
+    speculative = '{"num_speculative_tokens": 3, "prompt-lookup-max": 3}'
+    up = start("--port", "0", "--max-num-seqs", "2", "--verifiers", "2", "--drafters", "2", "--speculative-config", speculative)
+    up.wait_ready()
+    for name in ("verifier-0", "verifier-1", "drafter-0", "drafter-1", "coordinator"):
+        flags = up.wait_for(rf"(?m)^{name} +\| (ready: .*)$", "stderr")
+        assert '"num_speculative_tokens": 3' in flags
+        assert '"prompt_lookup_min": 3' in flags
+    assert "--max-num-seqs=2 " in up.wait_for(r"verifier-0 +\| (ready: .*)", "stderr")
+    assert up.end() == 0
+
+
+def test_no_drafter(start: Start, events: Path) -> None:
+    up = start("--port", "0", "--no-drafter")
+    up.wait_ready()
+    assert {kind for kind, _ in happened(events, "start")} == {"verifier", "coordinator"}
+    assert "none: plain decoding" in up.output["stdout"]
+    assert up.end() == 0
+
+
+def test_early_end_of_a_service(start: Start, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VERIFIER", json.dumps({"status": 1, "line": "the model file is damaged"}))
+    up = start("--port", "0")
+    assert up.join() == 1
+    assert "specwire: verifier ended with status 1 before everything was ready:\n  the model file is damaged\n" in up.output["stderr"]
+    assert "Traceback" not in up.output["stderr"]
+    assert not running(events)
+
+
+def test_service_that_is_never_healthy(start: Start, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_COORDINATOR", json.dumps({"ready": False}))
+    up = start("--port", "0", "--startup-timeout", "2")
+    assert up.join() == 1
+    assert "specwire: coordinator is not ready after 2 s" in up.output["stderr"]
+    assert not running(events)
+
+
+def test_stop_while_starting(start: Start, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VERIFIER", json.dumps({"ready": False}))
+    up = start("--port", "0")
+    up.wait_for("ready: verifier", "stderr")
+    assert up.end() == 0
+    assert not running(events)
+
+
+def test_lost_drafter_is_restarted(start: Start, events: Path) -> None:
+    up = start("--port", "0")
+    up.wait_ready()
+    os.kill(dict(happened(events, "start"))["drafter"], signal.SIGKILL)
+    up.wait_for("ready: drafter", "stderr", count=2)
+    assert "drafter ended with signal SIGKILL and is restarted" in up.output["stderr"]
+    assert up.process.poll() is None
+    assert up.end() == 0
+    assert not running(events)
+
+
+def test_lost_coordinator_ends_everything(start: Start, events: Path) -> None:
+    up = start("--port", "0")
+    up.wait_ready()
+    os.kill(dict(happened(events, "start"))["coordinator"], signal.SIGKILL)
+    assert up.join() == 1
+    assert "specwire: coordinator ended with signal SIGKILL" in up.output["stderr"]
+    assert not running(events)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's signal at the death of a parent")
+def test_nothing_outlives_a_killed_up(start: Start, events: Path) -> None:
+    up = start("--port", "0")
+    up.wait_ready()
+    descriptors = [os.pidfd_open(pid) for pid in running(events)]
+    assert len(descriptors) == 3
+    assert up.end(signal.SIGKILL) == -signal.SIGKILL
+    deadline = time.monotonic() + TIMEOUT_S
+    for descriptor in descriptors:
+        ended, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
+        os.close(descriptor)
+        assert ended
+    assert not running(events)
+
+
+def test_second_signal_kills(start: Start, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DRAFTER", json.dumps({"deaf": True}))
+    up = start("--port", "0")
+    up.wait_ready()
+    up.process.send_signal(signal.SIGINT)
+    up.wait_for("stopping", "stderr")
+    started = time.monotonic()
+    assert up.end(signal.SIGINT) == 0
+    assert time.monotonic() - started < 5, "the grace period was waited for"
+    assert not running(events)
+
+
+def test_port_in_use_is_named_before_anything_starts(start: Start, events: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        port = owner.getsockname()[1]
+        up = start("--port", str(port))
+        assert up.join() == 1
+    assert f"specwire: port {port} on 127.0.0.1 can't be used (Address already in use); " in up.output["stderr"]
+    assert "--port" in up.output["stderr"]
+    assert not happened(events, "start")
+
+
+@pytest.mark.parametrize("model", ["./no-such-folder", "no-such-file.gguf", "~/no-such-folder"])
+def test_missing_model_is_named_before_anything_starts(start: Start, events: Path, model: str) -> None:
+    up = start("--port", "0", "--model", model)
+    assert up.join() == 1
+    assert f"specwire: the model {model} does not exist; give a Hugging Face folder, a .gguf file or a hub id\n" in up.output["stderr"]
+    assert not happened(events, "start")
+
+
+def test_failed_demo_is_said_and_serving_goes_on(start: Start) -> None:
+    up = start("--port", "0", "--demo")
+    up.wait_ready()
+    assert "the demo failed: " in up.output["stderr"]
+    assert up.end() == 0
