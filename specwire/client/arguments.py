@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ def check_prompt(prompt: str | Sequence[int]) -> str | list[int]:
         InvalidArgumentError: text that is not valid UTF-8, or something that is no token id; it names the position.
     """
     if not isinstance(prompt, str):
+        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+            raise InvalidArgumentError(f"the prompt is {reprlib.repr(prompt)}; send text or a list of integer token ids")
         return [_token_id(position, value) for position, value in enumerate(prompt)]
     try:
         prompt.encode("utf-8")

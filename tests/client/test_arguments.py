@@ -1,0 +1,130 @@
+"""What callers may pass, by table."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specwire.client.arguments import check_prompt, make_params
+from specwire.client.stream import Deadline
+from specwire.errors import InvalidArgumentError
+from specwire.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, SamplingParams()),
+        ({"stop": "END"}, SamplingParams(stop=("END",))),
+        ({"stop": ["a", "b"]}, SamplingParams(stop=("a", "b"))),
+        ({"stop": []}, SamplingParams()),
+        ({"stop_token_ids": [3, 4]}, SamplingParams(stop_token_ids=(3, 4))),
+        ({"allowed_token_ids": range(3)}, SamplingParams(allowed_token_ids=(0, 1, 2))),
+        ({"allowed_token_ids": None}, SamplingParams()),
+        ({"bad_words_token_ids": [[1, 2], [3]]}, SamplingParams(bad_words_token_ids=((1, 2), (3,)))),
+        ({"logit_bias": {5: -1.5}}, SamplingParams(logit_bias={5: -1.5})),
+        ({"max_tokens": None}, SamplingParams(max_tokens=None)),
+        ({"temperature": 0, "seed": 0, "logprobs": 0, "min_tokens": 0, "top_k": 0}, SamplingParams(temperature=0, seed=0, logprobs=0)),
+    ],
+)
+def test_parameters_by_name(changes: dict[str, Any], expected: SamplingParams) -> None:
+    assert make_params(None, changes) == expected
+
+
+def test_names_change_given_parameters() -> None:
+    given = SamplingParams(temperature=0.7, seed=3)
+    assert make_params(given, {"seed": 0}) == SamplingParams(temperature=0.7, seed=0)
+    assert make_params(given, {}) == given
+    assert given.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temprature": 1.0}, "unknown sampling parameter temprature; did you mean temperature?"),
+        ({"max_new_tokens": 1}, "unknown sampling parameter max_new_tokens; did you mean max_tokens?"),
+        ({"bad_words": ["x"]}, "did you mean bad_words_token_ids?"),
+        ({"stops": ["x"]}, "did you mean stop?"),
+        ({"qqqqq": 1}, "unknown sampling parameter qqqqq; known are n, max_tokens, min_tokens,"),
+        ({"top_p": 0}, "top_p is 0"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"stop": 5}, "stop holds 5 where a list is needed"),
+        ({"stop": [5]}, "stop holds 5"),
+        ({"stop": ["\ud800"]}, "not valid UTF-8 at character 0"),
+        ({"stop_token_ids": 5}, "stop_token_ids holds 5 where a list is needed"),
+        ({"stop_token_ids": ["x"]}, "stop_token_ids is 'x'"),
+        ({"bad_words_token_ids": [5]}, "bad_words_token_ids holds 5 where a list is needed"),
+        ({"bad_words_token_ids": ["word"]}, "bad_words_token_ids holds 'word' where a list is needed"),
+        ({"logit_bias": [1]}, "logit_bias is [1], but must map"),
+        ({"n": 0}, "n is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        make_params(None, changes)
+    assert message in str(error.value)
+
+
+def test_params_must_be_sampling_params() -> None:
+    with pytest.raises(InvalidArgumentError, match="must be a SamplingParams"):
+        make_params({"seed": 1}, {})  # type: ignore[arg-type]
+
+
+def test_prompts() -> None:
+    assert check_prompt("aé😀") == "aé😀"
+    assert check_prompt([1, 2]) == [1, 2]
+    assert check_prompt((1, 2)) == [1, 2]
+    converted = check_prompt(np.array([1, 2], dtype=np.int64))
+    assert converted == [1, 2]
+    assert all(type(token_id) is int for token_id in converted)
+    assert check_prompt([-1]) == [-1]  # the server knows the vocabulary
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("ab\ud83d", "character 2 is '\\ud83d'"),
+        ("\udcff", "character 0"),
+        ([1, "b"], "'b' at position 1"),
+        ([1.0], "1.0 at position 0"),
+        ([1, 2, 2**31], "2147483648 at position 2"),
+        ([None], "None at position 0"),
+        (b"ab\xff", "send text"),
+        (5, "the prompt is 5"),
+        (None, "the prompt is None"),
+    ],
+)
+def test_wrong_prompts_are_named(prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        check_prompt(prompt)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan")])
+def test_wrong_timeouts(timeout: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be a positive number of seconds"):
+        Deadline(timeout)
+
+
+def test_the_sdk_imports_neither_models_nor_tokenizers() -> None:
+    code = (
+        "import sys; from specwire import Client, AsyncClient, SamplingParams; SamplingParams();"
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'jinja2', 'numpy', 'coordinator') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_library_alone_imports_no_grpc() -> None:
+    code = "import sys, specwire.sampling_params; print('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+def test_unknown_names_of_the_package() -> None:
+    import specwire
+
+    with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
+        specwire.Clinet  # noqa: B018

@@ -1,0 +1,523 @@
+"""The asynchronous client over real gRPC, against a scripted engine."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from specwire import AsyncClient, SamplingParams
+from specwire.client import StreamEvent
+from specwire.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason, SpecStats, TokenOrigin, Usage
+from specwire.rpc import is_serving
+from tests.coordinator.byte_tokenizer import EOS, VOCAB_SIZE, ids_of, make_spec
+from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
+from tests.coordinator.serving import serving, until
+
+
+@pytest.fixture
+async def engine() -> ScriptedEngine:
+    """Counts up in bytes: a prompt that ends in @ is followed by ABCDEFGH..."""
+    return ScriptedEngine(make_spec())
+
+
+@pytest.fixture
+async def client(engine: ScriptedEngine, socket_dir: Path) -> AsyncIterator[AsyncClient]:
+    async with serving(engine, socket_dir) as server, AsyncClient(server.bound_addresses[0]) as client:
+        yield client
+
+
+@pytest.fixture
+async def ids_engine() -> ScriptedEngine:
+    """Has no tokenizer."""
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def ids_client(ids_engine: ScriptedEngine, socket_dir: Path) -> AsyncIterator[AsyncClient]:
+    async with serving(ids_engine, socket_dir) as server, AsyncClient(server.bound_addresses[0], max_message_mb=1) as client:
+        yield client
+
+
+# --- what comes back ------------------------------------------------------------------------------------------------
+
+
+async def test_generate_text(client: AsyncClient) -> None:
+    result = await client.generate("so @", max_tokens=6)
+    assert result.text == "ABCDEF"
+    assert result.token_ids == ids_of("ABCDEF")
+    assert result.prompt_token_ids == ids_of("so @")
+    assert result.finish_reason == "length"
+    assert result.usage == Usage(4, 0, 6)
+    assert result.spec == SpecStats(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3, accepted_per_position=(2, 1, 0))
+    assert result.spec.acceptance_length == 2.5
+    assert result.choices[0].origins == (TokenOrigin.ACCEPTED,) * 6
+    assert result.choices[0].stop_cause is None
+
+
+async def test_generate_ids_with_params_and_changes(client: AsyncClient, engine: ScriptedEngine) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0.5)
+    result = await client.generate(ids_of("@"), params, seed=0, request_id="label")
+    assert result.text == "ABC"
+    assert engine.requests[0].request.sampling == SamplingParams(max_tokens=3, temperature=0.5, seed=0)
+    assert engine.requests[0].request.request_id == "label"
+
+
+async def test_stream_text(client: AsyncClient) -> None:
+    events = [event async for event in client.stream("@", max_tokens=10)]
+    assert "".join(event.text for event in events) == "ABCDEFGHIJ"
+    assert [token_id for event in events for token_id in event.token_ids] == ids_of("ABCDEFGHIJ")
+    assert events[0].pieces == tuple("ABCDEFGHIJ"[: len(events[0].token_ids)])
+    assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + ["length"]
+    assert events[-1].usage == Usage(1, 0, 10)
+    assert events[-1].spec is not None
+    assert all(event.origins == (TokenOrigin.ACCEPTED,) * len(event.token_ids) for event in events)
+
+
+async def test_choices(client: AsyncClient) -> None:
+    result = await client.generate("@", n=3, max_tokens=4)
+    assert [choice.text for choice in result.choices] == ["ABCD", "BCDE", "CDEF"]
+    assert [choice.index for choice in result.choices] == [0, 1, 2]
+    with pytest.raises(InvalidArgumentError, match="3 choices"):
+        _ = result.text
+    texts = ["", "", ""]
+    async for event in client.stream("@", n=3, max_tokens=9):
+        texts[event.index] += event.text
+    assert texts == ["ABCDEFGHI", "BCDEFGHIJ", "CDEFGHIJK"]
+
+
+async def test_logprobs(client: AsyncClient) -> None:
+    result = await client.generate("@", max_tokens=5, logprobs=2)
+    logprobs = result.choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs) == 5
+    assert [token_id for token_id, _ in logprobs[0].top] == [0, 1]
+    result = await client.generate("@", max_tokens=5, logprobs=0)
+    assert [entry.top for entry in result.choices[0].logprobs or ()] == [[]] * 5
+    assert (await client.generate("@", max_tokens=5)).choices[0].logprobs is None
+
+
+async def test_stop_strings_use_the_servers_text(client: AsyncClient) -> None:
+    result = await client.generate("@", stop="GH")
+    assert (result.text, result.finish_reason, result.choices[0].stop_cause) == ("ABCDEF", "stop", "GH")
+    assert result.token_ids == ids_of("ABCDEFGH")
+    events = [event async for event in client.stream("@", stop=["GH"], include_stop_str_in_output=True)]
+    assert "".join(event.text for event in events) == "ABCDEFGH"
+
+
+async def test_text_of_eos_and_stop_ids_is_left_out(client: AsyncClient) -> None:
+    result = await client.generate("@", stop_token_ids=[ord("D")])
+    assert (result.text, result.token_ids, result.choices[0].stop_cause) == ("ABC", ids_of("ABCD"), ord("D"))
+    events = [event async for event in client.stream("@", stop_token_ids=[ord("D")])]
+    assert "".join(event.text for event in events) == "ABC"
+    assert events[-1].pieces == ("A", "B", "C", "")
+    result = await client.generate([EOS - 3])  # the bytes 254 and 255, then EOS
+    assert (result.token_ids, result.choices[0].stop_cause, result.text) == ([EOS - 2, EOS - 1, EOS], EOS, "\ufffd\ufffd")
+
+
+async def test_text_never_holds_part_of_a_character(client: AsyncClient, engine: ScriptedEngine) -> None:
+    engine.is_paused = True
+    stream = client.stream("x")
+    reading = asyncio.create_task(anext(stream))
+    await until(lambda: bool(engine.live))
+    sink = engine.live[0].sink
+    pieces = []
+    for token_id in "aé😀".encode()[:-1]:
+        sink.delta(0, [token_id], b"\x01")
+        pieces.append((await reading).text)
+        reading = asyncio.create_task(anext(stream))
+    sink.choice(ChoiceDelta(0, [], b"", finish_reason=FinishReason.LENGTH, usage=Usage(1, 0, 6), spec_stats=SpecStats()))
+    assert pieces == ["a", "", "é", "", "", ""]
+    last = await reading
+    assert (last.text, last.token_ids, last.pieces) == ("\ufffd", [], ("\ufffd",))
+    engine.live.clear()
+
+
+async def test_explicit_zeros_arrive_as_zeros(client: AsyncClient, engine: ScriptedEngine) -> None:
+    zeros = {"temperature": 0, "seed": 0, "logprobs": 0, "min_tokens": 0, "top_k": 0, "max_draft_tokens": 0}
+    await client.generate("@", max_tokens=1, **zeros)
+    await client.generate("@", SamplingParams(max_tokens=1, **zeros))
+    await client.generate("@", max_tokens=1)
+    for scripted in engine.requests[:2]:
+        assert {name: getattr(scripted.request.sampling, name) for name in zeros} == zeros
+    unset = engine.requests[2].request.sampling
+    assert (unset.seed, unset.logprobs, unset.max_draft_tokens) == (None, None, None)
+
+
+async def test_max_tokens_none_travels(client: AsyncClient, engine: ScriptedEngine) -> None:
+    await client.generate("@", max_tokens=None, stop_token_ids=[ord("D")])
+    assert engine.requests[0].request.sampling.max_tokens is None
+
+
+# --- without a tokenizer --------------------------------------------------------------------------------------------
+
+
+async def test_ids_work_without_a_tokenizer(ids_client: AsyncClient) -> None:
+    result = await ids_client.generate([5, 0], max_tokens=4)
+    assert result.token_ids == [1, 2, 3, 4]
+    with pytest.raises(UnsupportedError, match="only token_ids"):
+        _ = result.text
+    event = await anext(ids_client.stream([5, 0], max_tokens=4))
+    with pytest.raises(UnsupportedError, match="only token_ids"):
+        _ = event.text
+
+
+async def test_text_needs_a_tokenizer(ids_client: AsyncClient) -> None:
+    with pytest.raises(UnsupportedError, match="the prompt is text, but"):
+        await ids_client.generate("hello")
+    with pytest.raises(UnsupportedError, match="send token ids"):
+        await ids_client.get_tokenizer()
+
+
+async def test_the_tokenizer_is_fetched_once(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specwire.client import aio
+
+    calls, fetch = [], aio.fetch_tokenizer
+
+    async def counting(*arguments: object) -> object:
+        calls.append(arguments)
+        return await fetch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(aio, "fetch_tokenizer", counting)
+    await asyncio.gather(*(client.generate("@", max_tokens=2) for _ in range(10)))
+    tokenizer = await client.get_tokenizer()
+    assert len(calls) == 1
+    assert (tokenizer.vocab_size, tokenizer.encode("é")) == (VOCAB_SIZE, ids_of("é"))
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_servers_refusal_is_a_typed_error(ids_client: AsyncClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="token id 1000, but ids must be from 0 to 999"):
+        await ids_client.generate([1000])
+    with pytest.raises(InvalidArgumentError, match="token id -1"):
+        await anext(ids_client.stream([-1]))
+    with pytest.raises(InvalidArgumentError, match="the prompt is empty"):
+        await ids_client.generate([])
+
+
+async def test_wrong_arguments_are_refused_before_anything_is_sent(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    for wrong in ({"temprature": 1}, {"timeout": 0}, {"top_p": 2}):
+        with pytest.raises(InvalidArgumentError):
+            await ids_client.generate([1], **wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError):
+            ids_client.stream([1], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="character 1"):
+        ids_client.stream("a\ud800")
+    assert ids_engine.requests == []
+
+
+async def test_a_full_queue_is_a_typed_error(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.max_queue = 0
+    with pytest.raises(ResourceExhaustedError, match="try again later"):
+        await ids_client.generate([1])
+
+
+async def test_a_request_over_the_limit_is_refused_and_disturbs_nobody(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.is_paused = True
+    running = asyncio.create_task(ids_client.generate([5, 0], max_tokens=8))
+    await until(lambda: len(ids_engine.live) == 1)
+    with pytest.raises(ResourceExhaustedError, match=r"the request takes 20\d{5} bytes, but a message may have 1048512"):
+        await ids_client.generate([1] * 500_000)
+    ids_engine.is_paused = False
+    ids_engine.wake()
+    assert (await running).token_ids == list(range(1, 9))
+
+
+async def test_starts_that_do_not_fit_one_message_take_several(ids_client: AsyncClient) -> None:
+    results = await asyncio.gather(*(ids_client.generate([1] * 100_000 + [i], max_tokens=4) for i in range(10)))
+    assert [result.token_ids for result in results] == [expected_tokens([i], 0, 4, 1000) for i in range(10)]
+
+
+async def test_a_failed_request_raises_its_error_after_its_tokens(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.is_paused = True
+    stream = ids_client.stream([5, 0], max_tokens=100)
+    first = asyncio.create_task(anext(stream))
+    whole = asyncio.create_task(ids_client.generate([5, 0], max_tokens=100))
+    await until(lambda: len(ids_engine.live) == 2)
+    ids_engine.step()
+    for scripted in list(ids_engine.live):
+        scripted.fail(ErrorStatus(14, "no verifier for 60 s after 4 tokens"))
+    assert (await first).token_ids == [1, 2, 3, 4]
+    with pytest.raises(UnavailableError, match="after 4 tokens"):
+        await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    with pytest.raises(UnavailableError, match="after 4 tokens"):
+        await whole
+
+
+async def test_a_failed_choice_is_an_error_only_if_all_failed(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.is_paused = True
+    nan = ErrorStatus(13, "logits are not finite at position 7")
+
+    async def fail(indices: set[int]) -> None:
+        await until(lambda: len(ids_engine.live) == 1)
+        scripted = ids_engine.live[0]
+        for index in range(scripted.request.sampling.n):
+            failed = index in indices
+            scripted.sink.choice(
+                ChoiceDelta(index, finish_reason=FinishReason.ERROR if failed else FinishReason.LENGTH, error=nan if failed else None)
+            )
+        ids_engine.live.clear()
+
+    result, _ = await asyncio.gather(ids_client.generate([1], n=2), fail({1}))
+    assert [choice.finish_reason for choice in result.choices] == ["length", "error"]
+    assert isinstance(result.choices[1].error, InternalError)
+    for n in (1, 2):
+        whole = asyncio.create_task(ids_client.generate([1], n=n))
+        await fail(set(range(n)))
+        with pytest.raises(InternalError, match="position 7"):
+            await whole
+    stream = ids_client.stream([1])
+    first = asyncio.create_task(anext(stream))
+    await fail({0})
+    event = await first
+    assert (event.finish_reason, str(event.error)) == ("error", "logits are not finite at position 7")
+    with pytest.raises(InternalError, match="position 7"):
+        await anext(stream)
+
+
+async def test_deadlines(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.is_paused = True
+    with pytest.raises(DeadlineExceededError, match=r"within 0\.1 s"):
+        await ids_client.generate([1], timeout=0.1)
+    stream = ids_client.stream([1], timeout=0.1)
+    with pytest.raises(DeadlineExceededError, match=r"within 0\.1 s"):
+        await anext(stream)
+    await until(lambda: not ids_engine.live)
+    assert all(0 < (scripted.request.timeout_ms or 0) <= 100 for scripted in ids_engine.requests)
+    ids_engine.is_paused = False
+    assert (await ids_client.generate([5, 0], timeout=60, max_tokens=2)).token_ids == [1, 2]
+
+
+async def test_the_servers_deadline_keeps_its_message(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.is_paused = True
+    running = asyncio.create_task(ids_client.generate([1], timeout=60))
+    await until(lambda: len(ids_engine.live) == 1)
+    ids_engine.live[0].fail(ErrorStatus(4, "the deadline passed after 17 tokens"))
+    with pytest.raises(DeadlineExceededError, match="after 17 tokens"):
+        await running
+
+
+# --- leaving early --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["break", "aclose", "async with", "exception", "task before", "task after", "forgotten"])
+async def test_leaving_a_stream_cancels_it(ids_client: AsyncClient, ids_engine: ScriptedEngine, way: str) -> None:
+    ids_engine.vocab_size = 1 << 30
+
+    async def read(stop_after: int) -> None:
+        stream = ids_client.stream([1], max_tokens=None)
+        if way == "async with":
+            async with stream:
+                await anext(stream)
+            return
+        if way == "forgotten":
+            await anext(stream)
+            return
+        count = 0
+        async for _ in stream:
+            count += 1
+            if count == stop_after:
+                break
+        if way == "aclose":
+            await stream.aclose()
+            await stream.aclose()
+            assert [event async for event in stream] == []
+        if way == "exception":
+            raise ZeroDivisionError
+
+    if way == "task before":
+        ids_engine.is_paused = True
+    reading = asyncio.create_task(read(3 if not way.startswith("task") else -1))
+    if way.startswith("task"):
+        await until(lambda: len(ids_engine.live) == 1 and (ids_engine.is_paused or ids_engine.num_steps > 3))
+        reading.cancel()
+    outcome = (await asyncio.gather(reading, return_exceptions=True))[0]
+    assert isinstance(outcome, {"exception": ZeroDivisionError}.get(way, asyncio.CancelledError if way.startswith("task") else type(None)))
+    del outcome, reading
+    gc.collect()
+    await until(lambda: not ids_engine.live)
+    assert [scripted.is_cancelled for scripted in ids_engine.requests] == [True]
+
+
+async def test_cancelling_generate_cancels_it(client: AsyncClient, engine: ScriptedEngine) -> None:
+    """At every moment: before the tokenizer is there, before the request is sent, while it runs."""
+    engine.is_paused = True
+    for num_turns in range(40):
+        task = asyncio.create_task(client.generate("@"))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    running = asyncio.create_task(client.generate("@"))
+    await until(lambda: len(engine.live) == 1 and not engine.requests[-1].is_cancelled)
+    running.cancel()
+    await until(lambda: not engine.live)
+    assert client._connection is not None
+    assert client._connection.session.num_live == 0
+
+
+async def test_a_stream_that_is_never_read_starts_nothing(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    stream = ids_client.stream([1])
+    await stream.aclose()
+    del stream
+    assert [event async for event in ids_client.stream([1], max_tokens=1)][-1].finish_reason == "length"
+    assert len(ids_engine.requests) == 1
+
+
+# --- many, slow, broken ---------------------------------------------------------------------------------------------
+
+
+async def test_200_streams_on_one_session(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    async def read(i: int) -> list[int]:
+        return [token_id async for event in ids_client.stream([1, i], max_tokens=40 + i % 17) for token_id in event.token_ids]
+
+    found = await asyncio.gather(*map(read, range(200)))
+    assert found == [expected_tokens([i], 0, 40 + i % 17, 1000) for i in range(200)]
+    assert ids_engine.live == []
+
+
+async def test_a_slow_consumer_finds_longer_events_and_holds_up_nobody(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    slow = ids_client.stream([1, 0], max_tokens=600)
+    first = await anext(slow)
+    other = await ids_client.generate([1, 0], max_tokens=800)  # ends while nobody reads the slow one
+    assert len(other.token_ids) == 800
+    assert ids_client._connection is not None
+    await until(lambda: ids_client._connection.session.num_live == 0)  # type: ignore[union-attr]
+    rest: list[StreamEvent] = [event async for event in slow]
+    assert [*first.token_ids, *(token_id for event in rest for token_id in event.token_ids)] == expected_tokens([0], 0, 600, 1000)
+    assert len(rest) == 1
+    assert rest[0].finish_reason == "length"
+
+
+async def test_a_server_that_dies_fails_every_live_request(ids_engine: ScriptedEngine, socket_dir: Path) -> None:
+    ids_engine.is_paused = True
+    async with serving(ids_engine, socket_dir) as server, AsyncClient(server.bound_addresses[0]) as client:
+        stream = client.stream([1, 0])
+        first = asyncio.create_task(anext(stream))
+        running = [asyncio.create_task(client.generate([1])) for _ in range(5)]
+        await until(lambda: len(ids_engine.live) == 6)
+        ids_engine.step()
+        assert (await first).token_ids == [1, 2, 3, 4]
+        await server._server._server.stop(None)
+        for task in running:
+            with pytest.raises(UnavailableError, match=r"connection to the coordinator at unix:.* broke"):
+                await task
+        with pytest.raises(UnavailableError, match="broke"):
+            async for _ in stream:
+                pass
+
+
+async def test_the_client_goes_on_with_the_next_server(socket_dir: Path) -> None:
+    client = AsyncClient(f"unix:{socket_dir}/coordinator.sock")
+    with pytest.raises(UnavailableError, match="can't be reached"):
+        await client.generate([1, 0])
+    for tokenizer in (None, make_spec()):
+        engine = ScriptedEngine(tokenizer)
+        async with serving(engine, socket_dir):
+            await client.wait_ready(10)
+            assert (await client.generate([1, 64], max_tokens=3)).token_ids == [65, 66, 67]
+            if tokenizer is not None:  # asked again, since the first session broke
+                assert (await client.generate("@", max_tokens=3)).text == "ABC"
+            engine.is_paused = True
+            running = asyncio.create_task(client.generate([1, 0]))
+            await until(lambda engine=engine: len(engine.live) == 1)
+        with pytest.raises(UnavailableError):
+            await running
+    await client.close()
+
+
+async def test_wait_ready(ids_engine: ScriptedEngine, ids_client: AsyncClient) -> None:
+    await ids_client.wait_ready(10)
+    ids_engine.set_ready(False, "no verifier")
+    assert ids_client._connection is not None
+    async with asyncio.timeout(10):
+        while await is_serving(ids_client._connection.channel):
+            pass
+    with pytest.raises(UnavailableError, match=r"does not serve after 0\.2 s"):
+        await ids_client.wait_ready(0.2)
+    waiting = asyncio.create_task(ids_client.wait_ready(10))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    ids_engine.set_ready(True)
+    await waiting
+
+
+async def test_wait_ready_without_a_server(socket_dir: Path) -> None:
+    async with AsyncClient(f"unix:{socket_dir}/nobody.sock") as client:
+        with pytest.raises(UnavailableError, match=r"nobody\.sock does not serve after 0\.2 s; is it running there"):
+            await client.wait_ready(0.2)
+
+
+# --- life and loops -------------------------------------------------------------------------------------------------
+
+
+async def test_close_fails_what_runs_and_is_idempotent(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
+    ids_engine.is_paused = True
+    running = asyncio.create_task(ids_client.generate([1]))
+    stream = ids_client.stream([1])
+    reading = asyncio.create_task(anext(stream))
+    await until(lambda: len(ids_engine.live) == 2)
+    await ids_client.close()
+    await ids_client.close()
+    for task in (running, reading):
+        with pytest.raises(UnavailableError, match="the client was closed"):
+            await task
+    await until(lambda: not ids_engine.live)
+    with pytest.raises(FailedPreconditionError, match="the client is closed"):
+        await ids_client.generate([1])
+
+
+async def test_a_client_of_another_loop_says_so(ids_client: AsyncClient) -> None:
+    await ids_client.generate([1, 0], max_tokens=1)
+
+    def other_loop() -> str:
+        try:
+            asyncio.run(ids_client.generate([1, 0]))
+        except FailedPreconditionError as error:
+            return str(error)
+        return ""
+
+    assert "belongs to another event loop" in await asyncio.to_thread(other_loop)
+
+
+async def test_a_client_from_before_a_fork_says_so(ids_client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    await ids_client.generate([1, 0], max_tokens=1)
+    pid = os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: pid + 1)
+        with pytest.raises(FailedPreconditionError, match="before a fork"):
+            await ids_client.generate([1, 0])
+
+
+def test_streams_and_clients_outlive_their_loop(socket_dir: Path) -> None:
+    """Nothing raises or warns when they are collected after their loop has gone."""
+
+    async def use() -> tuple[AsyncClient, object]:
+        engine = ScriptedEngine()
+        async with serving(engine, socket_dir) as server:
+            client = AsyncClient(server.bound_addresses[0])
+            stream = client.stream([1, 0], max_tokens=1000)
+            await anext(stream)
+            return client, stream
+
+    client, stream = asyncio.run(use())
+    del stream
+    gc.collect()
+    asyncio.run(client.close())
+    asyncio.run(client.close())
