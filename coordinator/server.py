@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -16,8 +16,7 @@ from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import common, generate
 
-if TYPE_CHECKING:
-    from .engine import Engine
+from .engine import Engine
 from .stream import BatchResult, BatchStream, RequestStream, SessionStream
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         config: of the service; message size and queue length bound what a stream may hold.
     """
 
-    def __init__(self, engine: "Engine", config: CoordinatorConfig) -> None:
+    def __init__(self, engine: Engine, config: CoordinatorConfig) -> None:
         self._engine = engine
         self._max_message_bytes = config.max_message_mb << 20
         # Half of a message: `num_bytes` of what waits is an estimate. Half of the queue: a batch leaves room for other clients.
@@ -83,8 +82,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> pb.GetTokenizerResponse:
         spec = self._engine.tokenizer
-        if spec is None and self._engine.description is None:
-            raise UnavailableError(f"the tokenizer is not known yet ({self._engine.ready.reason}); try again when health is SERVING")
+        if spec is None and not self._engine.ready.is_ready:
+            raise UnavailableError(f"the tokenizer is not known yet: {self._engine.ready.reason}; try again when health is SERVING")
         if spec is None:
             raise UnsupportedError("no tokenizer is served; send token ids instead of text and decode the ids yourself")
         if self._tokenizer is None or self._tokenizer[0] is not spec:
@@ -115,7 +114,7 @@ class CoordinatorServer:
         config: addresses and limits.
     """
 
-    def __init__(self, engine: "Engine", config: CoordinatorConfig) -> None:
+    def __init__(self, engine: Engine, config: CoordinatorConfig) -> None:
         self._engine = engine
         self._servicer = CoordinatorServicer(engine, config)
         self._server = Server(

@@ -8,16 +8,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
 from specwire.pending import RequestSink
 from specwire.rpc import error_from_code, status_code
 
-if TYPE_CHECKING:
-    from .engine import Engine, RequestHandle
-
+from .engine import Engine, RequestHandle
 
 _MAX_STREAM_ID = 2**63 - 1
 _SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
@@ -30,7 +27,7 @@ class RequestStream:
         SpecwireError: the engine refused the request.
     """
 
-    def __init__(self, engine: "Engine", request: GenerateRequest) -> None:
+    def __init__(self, engine: Engine, request: GenerateRequest) -> None:
         self._wake = asyncio.Event()
         self._sink = RequestSink(request.sampling.n, lambda _: self._wake.set())
         self._handle = engine.submit(request, self._sink)
@@ -59,7 +56,7 @@ class SessionStream:
         max_update_bytes: about how long an update may get; what does not fit follows in the next one.
     """
 
-    def __init__(self, engine: "Engine", max_update_bytes: int) -> None:
+    def __init__(self, engine: Engine, max_update_bytes: int) -> None:
         self._engine = engine
         self._max_update_bytes = max_update_bytes
         self._wake = asyncio.Event()
@@ -164,7 +161,7 @@ class BatchStream:
         max_in_flight: most requests submitted whose results are not sent yet, so that a batch does not fill the queue for others.
     """
 
-    def __init__(self, engine: "Engine", requests: Sequence[GenerateRequest | SpecwireError], max_in_flight: int) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest | SpecwireError], max_in_flight: int) -> None:
         self._engine = engine
         self._waiting = deque(enumerate(requests))
         self._max_in_flight = max_in_flight

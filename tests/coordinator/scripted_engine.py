@@ -111,7 +111,6 @@ class ScriptedEngine:
         self.is_paused = False
         self.num_steps = 0
         self.ready = Readiness(True, "")
-        self.description: object | None = object()
         self.requests: list[ScriptedRequest] = []
         self.live: list[ScriptedRequest] = []
         self.on_step: Callable[[], None] = lambda: None

@@ -383,7 +383,6 @@ async def test_no_tokenizer(engine: ScriptedEngine, stub: CoordinatorServiceStub
     with pytest.raises(grpc.aio.AioRpcError, match="send token ids instead of text") as error:
         await stub.GetTokenizer(pb.GetTokenizerRequest())
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    engine.description = None  # no verifier was seen yet, so nobody can say
     engine.set_ready(False, "verifier a:1 does not answer")
     with pytest.raises(grpc.aio.AioRpcError, match="verifier a:1 does not answer") as error:
         await stub.GetTokenizer(pb.GetTokenizerRequest())
