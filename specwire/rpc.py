@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -130,11 +131,10 @@ class Server:
         bound = []
         for address in self._addresses:
             try:
+                _check_free(address)
                 port = self._server.add_insecure_port(address)
-            except RuntimeError as error:
-                raise errors.UnavailableError(
-                    f"cannot listen on {address} ({error}); is the port in use? stop its owner or choose another address"
-                ) from error
+            except (OSError, RuntimeError) as error:
+                raise errors.UnavailableError(f"cannot listen on {address} ({error}); stop what uses it, or choose another address") from error
             bound.append(address if address.startswith("unix:") else f"{address.rsplit(':', 1)[0]}:{port}")
         self.bound_addresses = tuple(bound)
         await self.set_serving(False)
@@ -201,6 +201,21 @@ async def wait_for_stop_signal() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
+
+
+def _check_free(address: str) -> None:
+    """Raise OSError where an address can't be bound: gRPC itself would log that in its own way, and take over a live Unix socket."""
+    if address.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as client:
+            if client.connect_ex(address.removeprefix("unix:").removeprefix("//")) == 0:
+                raise OSError("another process serves on it")
+        return
+    host, _, port = address.rpartition(":")
+    family, kind, _, _, where = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        probe.listen()
 
 
 def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:

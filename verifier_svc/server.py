@@ -149,4 +149,4 @@ class VerifierServer:
         await self._server.stop(grace_s)
         if self._gate is not None:
             self._gate.evict()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._worker.shutdown(wait=False)

@@ -1,5 +1,6 @@
 """A tiny model behind the real verifier: in process, and served on a socket; a client for its stream; a reference decoder."""
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -139,9 +140,10 @@ class VerifyStream:
         return await self.receive()
 
     async def send(self, message: VerifyRound) -> None:
-        """Writes a round, the first one with hello."""
+        """Writes a round, the first one with hello. Where the stream has ended, `receive` says why."""
         hello, self._hello = self._hello, None
-        await self._call.write(pack_round(message if hello is None else dataclasses.replace(message, hello=hello)))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.write(pack_round(message if hello is None else dataclasses.replace(message, hello=hello)))
 
     async def receive(self) -> VerifyResult | None:
         """The next answer; None where the stream ended well, else raises AioRpcError."""
