@@ -1,9 +1,12 @@
 """Rounds between coordinator and drafter."""
 
+from itertools import chain, repeat
+
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult
 from specwire.v1 import drafter_pb2 as pb
 from specwire.wire import common
 from specwire.wire.arrays import (
+    check_columns,
     pack_float32,
     pack_int32,
     pack_int64,
@@ -27,7 +30,7 @@ def pack_round(message: DraftRound) -> pb.DraftRequest:
         commits = request.commits
         commits.slots, commits.epochs, commits.base_lens = pack_int32(slots), pack_int32(epochs), pack_int32(base_lens)
         commits.num_tokens = pack_int32(map(len, token_ids))
-        commits.token_ids = pack_int32(token for run in token_ids for token in run)
+        commits.token_ids = pack_int32(chain.from_iterable(token_ids))
     if message.rows:
         slots, epochs, base_lens, num_drafts, parent_rounds = zip(*message.rows, strict=True)
         rows = request.rows
@@ -67,7 +70,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
         opens=[_unpack_open(open_) for open_ in request.opens],
         commits=[DraftCommit._make((*head[:3], run)) for head, run in zip(heads, runs, strict=True)],
         features=[common.unpack_feature(feature) for feature in request.features],
-        rows=[DraftRow(*head) for head in row_heads],
+        rows=list(map(DraftRow._make, row_heads)),
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
         traceparent=request.traceparent,
         sent_ns=request.sent_ns,
@@ -98,27 +101,22 @@ def pack_result(result: DraftResult) -> pb.DraftResponse:
 
 def unpack_result(response: pb.DraftResponse) -> DraftResult:
     num_drafts = unpack_int32(response.num_drafts, "num_drafts")
-    heads = unpack_columns(
-        ("statuses", "slots", "epochs", "base_lens", "num_drafts"),
-        [
-            common.unpack_statuses(response.statuses),
-            unpack_int32(response.slots, "slots"),
-            unpack_int32(response.epochs, "epochs"),
-            unpack_int32(response.base_lens, "base_lens"),
-            num_drafts,
-        ],
-    )
+    columns: list[list] = [
+        common.unpack_statuses(response.statuses),
+        unpack_int32(response.slots, "slots"),
+        unpack_int32(response.epochs, "epochs"),
+        unpack_int32(response.base_lens, "base_lens"),
+    ]
+    check_columns(("statuses", "slots", "epochs", "base_lens", "num_drafts"), [*columns, num_drafts])
     drafts = split(unpack_int32(response.draft_tokens, "draft_tokens"), num_drafts, "draft_tokens")
     scores = split(unpack_float32(response.confidences, "confidences"), num_drafts, "confidences")
     errors = {error.row: error.message for error in response.errors}
+    row_errors = (errors.get(row, "") for row in range(len(drafts))) if errors else repeat("")
     return DraftResult(
         session=response.session,
         lane=response.lane,
         round=response.round,
-        rows=[
-            DraftRowResult(head[0], head[1], head[2], head[3], draft, score, errors.get(index, ""))
-            for index, (head, draft, score) in enumerate(zip(heads, drafts, scores, strict=True))
-        ],
+        rows=list(map(DraftRowResult._make, zip(*columns, drafts, scores, row_errors, strict=False))),
         proposals=common.unpack_proposals(response.proposals, sum(num_drafts)) if response.HasField("proposals") else None,
         conditional=common.unpack_conditional(response.conditional) if response.HasField("conditional") else None,
         timing=common.unpack_timing(response.timing),

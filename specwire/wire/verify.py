@@ -1,16 +1,18 @@
 """Rounds between coordinator and verifier."""
 
+from itertools import chain, repeat
+
 from specwire.errors import InvalidArgumentError
 from specwire.messages import LogitOverlay, TokenLogprobs, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1.types_pb2 import LogitOverlay as LogitOverlayMessage
 from specwire.wire import common
 from specwire.wire.arrays import (
+    check_columns,
     pack_float32,
     pack_int32,
     pack_int64,
     split,
-    unpack_columns,
     unpack_float32,
     unpack_int32,
     unpack_int64,
@@ -34,7 +36,7 @@ def pack_round(message: VerifyRound) -> pb.VerifyRequest:
         for name, column in zip(_ROW_COLUMNS, columns, strict=True):
             setattr(rows, name, pack_int64(column) if name in _INT64_COLUMNS else pack_int32(column))
         rows.num_drafts = pack_int32(map(len, drafts))
-        rows.draft_tokens = pack_int32(token for draft in drafts for token in draft)
+        rows.draft_tokens = pack_int32(chain.from_iterable(drafts))
         if message.proposals is not None:
             rows.proposals.CopyFrom(common.pack_proposals(message.proposals))
         if message.conditional is not None:
@@ -50,19 +52,19 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
         for name in _ROW_COLUMNS
     ]
     num_drafts = unpack_int32(rows.num_drafts, "rows.num_drafts")
-    heads = unpack_columns((*_ROW_COLUMNS, "num_drafts"), [*columns, num_drafts])
+    check_columns((*_ROW_COLUMNS, "num_drafts"), [*columns, num_drafts])
     drafts = split(unpack_int32(rows.draft_tokens, "rows.draft_tokens"), num_drafts, "rows.draft_tokens")
     conditional = common.unpack_conditional(rows.conditional) if rows.HasField("conditional") else None
-    if conditional is not None and len(conditional) != len(heads):
-        raise InvalidArgumentError(f"rows.conditional describes {len(conditional)} rows, but the round has {len(heads)}; send one count a row")
+    if conditional is not None and len(conditional) != len(drafts):
+        raise InvalidArgumentError(f"rows.conditional describes {len(conditional)} rows, but the round has {len(drafts)}; send one count a row")
     return VerifyRound(
         session=request.session,
         lane=request.lane,
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
         opens=[_unpack_open(open_) for open_ in request.opens],
-        rows=[VerifyRow._make((*head[:-1], draft)) for head, draft in zip(heads, drafts, strict=True)],
-        overlays=[_unpack_overlay(overlay, len(heads)) for overlay in rows.overlays],
+        rows=list(map(VerifyRow._make, zip(*columns, drafts, strict=True))),
+        overlays=[_unpack_overlay(overlay, len(drafts)) for overlay in rows.overlays],
         proposals=common.unpack_proposals(rows.proposals, sum(num_drafts)) if rows.HasField("proposals") else None,
         conditional=conditional,
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
@@ -110,18 +112,17 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
         *(unpack_int32(getattr(response, name), name) for name in _RESULT_COLUMNS[1:]),
         num_sampled,
     ]
-    heads = unpack_columns(names, columns)
+    check_columns(names, columns)
     tokens = split(unpack_int32(response.token_ids, "token_ids"), num_sampled, "token_ids")
     logprobs = _unpack_logprobs(response.logprobs, num_sampled) if response.HasField("logprobs") else {}
     errors = {error.row: error.message for error in response.errors}
+    row_logprobs = map(logprobs.get, range(len(tokens))) if logprobs else repeat(None)
+    row_errors = (errors.get(row, "") for row in range(len(tokens))) if errors else repeat("")
     return VerifyResult(
         session=response.session,
         lane=response.lane,
         round=response.round,
-        rows=[
-            VerifyRowResult(head[0], head[1], head[2], head[3], token_ids, logprobs.get(index), errors.get(index, ""))
-            for index, (head, token_ids) in enumerate(zip(heads, tokens, strict=True))
-        ],
+        rows=list(map(VerifyRowResult._make, zip(*columns[:4], tokens, row_logprobs, row_errors, strict=False))),
         free_blocks=response.free_blocks,
         promised_blocks=response.promised_blocks,
         num_padded_tokens=response.num_padded_tokens,
