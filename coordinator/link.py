@@ -29,6 +29,7 @@ class DraftLink:
     """A stream that reconnects by itself. A drafter that missed its time gets nothing more until it has answered.
 
     Attributes:
+        is_usable: connected and not late.
         slots: live slots by index.
         asks: slots whose drafts the next `post` asks for.
     """
@@ -38,6 +39,7 @@ class DraftLink:
         self.lane = lane
         self.is_connected = False
         self.is_late = False
+        self.is_usable = False
         self.slots: dict[int, DraftSlot] = {}
         self.asks: list[DraftSlot] = []
         self._connect_peer = connect
@@ -56,10 +58,6 @@ class DraftLink:
         self._unopened: list[DraftSlot] = []
         self.free: list[int] = []
         self.epochs: list[int] = []
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_connected and not self.is_late
 
     def can_take(self, sequence: "Sequence") -> bool:
         drafter = self.drafter
@@ -100,6 +98,7 @@ class DraftLink:
             return
         opens = self._take_opens() if may_open else []
         commits, rows, most_drafts = [], [], 0
+        make_row, make_commit = DraftRow._make, DraftCommit._make  # faster than the classes
         self._round += 1
         for place in asks:
             if not place.is_open or self.slots.get(place.index) is not place:
@@ -107,9 +106,9 @@ class DraftLink:
             token_ids = place.sequence.token_ids
             base_len = len(token_ids)
             if place.num_sent_tokens < base_len:
-                commits.append(DraftCommit(place.index, place.epoch, place.num_sent_tokens, token_ids[place.num_sent_tokens :]))
+                commits.append(make_commit((place.index, place.epoch, place.num_sent_tokens, token_ids[place.num_sent_tokens :])))
                 place.num_sent_tokens = base_len
-            rows.append(DraftRow(place.index, place.epoch, base_len, place.num_asked, place.parent_round))
+            rows.append(make_row((place.index, place.epoch, base_len, place.num_asked, place.parent_round)))
             place.parent_round = self._round
             most_drafts = max(most_drafts, place.num_asked)
         if not (rows or opens or self._closes):
@@ -157,7 +156,7 @@ class DraftLink:
         self._session += 1
         self._stream.send(DraftRound(self._session, self.lane.index, 0, hello=self._hello))
         await self._receive()
-        self.is_connected = True
+        self.is_connected = self.is_usable = True
         self.lane.may_pin = True
         self.lane.wake()
         logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
@@ -176,7 +175,7 @@ class DraftLink:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self.is_connected = self.is_late = False
+        self.is_connected = self.is_usable = self.is_late = False
         for place in list(self.slots.values()):
             self.close_slot(place)
             lane.look_for_drafter(place.sequence)
@@ -224,7 +223,7 @@ class DraftLink:
 
     def _miss(self) -> None:
         lane = self.lane
-        self.is_late = True
+        self.is_late, self.is_usable = True, False
         lane.counters.num_drafter_timeouts += 1
         lane.counters.fallbacks["drafter_timeout"] += self._asked_size[1]
         lane.log.warning(
@@ -247,44 +246,51 @@ class DraftLink:
         if result.round and result.round != self._asked_round:
             counters.num_garbage_drafts += max(1, len(result.rows))
             return
-        for row in result.rows:
-            self._take_row(row, is_asked=result.round > 0)
+        self._take_rows(result.rows, is_asked=result.round > 0)
         if result.round:
             reply_s = asyncio.get_running_loop().time() - self._asked_at
             self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
             self._asked_round = 0
             self._answered()
             if self.is_late:
-                self.is_late = False
+                self.is_late, self.is_usable = False, True
                 self.lane.may_pin = True
                 self.lane.wake()
 
-    def _take_row(self, row: DraftRowResult, *, is_asked: bool) -> None:
-        """Keeps a row's drafts if they are fresh and sane."""
-        status, index, epoch, base_len, drafts, confidences, error = row
-        counters = self.lane.counters
-        place = self.slots.get(index)
-        if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
-            counters.num_stale_drafts += 1
-        elif status is RowStatus.OK:
-            most = place.num_asked if is_asked else self.lane.num_speculative_tokens
-            # A NaN makes the sum NaN, which is in no range.
-            if drafts and (len(drafts) > most or min(drafts) < 0 or max(drafts) >= self.lane.vocab_size or not 0 <= sum(confidences) <= len(drafts)):
+    def _take_rows(self, rows: list[DraftRowResult], *, is_asked: bool) -> None:
+        """Keeps the drafts of rows that are fresh and sane."""
+        counters, slots, num_asked = self.lane.counters, self.slots, self.lane.num_speculative_tokens
+        all_are_sane = self._are_sane(rows)
+        for row in rows:
+            status, index, epoch, base_len, drafts, _, error = row
+            place = slots.get(index)
+            if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
+                counters.num_stale_drafts += 1
+            elif status is not RowStatus.OK:
+                self._fail(place, status, error)
+            elif len(drafts) > (place.num_asked if is_asked else num_asked) or not (all_are_sane or self._are_sane([row])):
                 counters.num_garbage_drafts += 1
                 counters.fallbacks["garbage"] += 1
-                drafter = self.drafter.address
-                self.lane.log.warning(f"garbage {drafter}", "drafter %s sent %d drafts that no drafter should send; dropped", drafter, len(drafts))
-                return
-            place.base_len = base_len
-            place.drafts = drafts
-        elif status is RowStatus.CATCHING_UP:
-            counters.fallbacks["catching_up"] += 1
-        else:
-            self._fail(place, status, error)
+                address = self.drafter.address
+                self.lane.log.warning(f"garbage {address}", "drafter %s sent %d drafts that no drafter should send; dropped", address, len(drafts))
+            else:
+                place.base_len = base_len
+                place.drafts = drafts
+
+    def _are_sane(self, rows: list[DraftRowResult]) -> bool:
+        """Whether all drafts are in the vocabulary and all confidences in [0, 1]; a NaN makes the sum NaN, which is in no range."""
+        drafts = [draft for row in rows for draft in row.draft_tokens]
+        scores = [score for row in rows for score in row.confidences]
+        return not drafts or (
+            min(drafts) >= 0 and max(drafts) < self.lane.vocab_size and 0 <= sum(scores) <= len(scores) and min(scores) >= 0 and max(scores) <= 1
+        )
 
     def _fail(self, place: DraftSlot, status: RowStatus, error: str) -> None:
-        """A slot that the drafter can't go on with: opened anew, tried elsewhere, or given up."""
+        """A slot without drafts: it catches up, or the drafter can't go on with it: opened anew, tried elsewhere, or given up."""
         sequence, lane = place.sequence, self.lane
+        if status is RowStatus.CATCHING_UP:
+            lane.counters.fallbacks["catching_up"] += 1
+            return
         lane.counters.fallbacks[f"drafter_{status.name.lower()}"] += 1
         lane.log.warning(f"draft row {status}", "drafter %s answered %s for a sequence: %s", self.drafter.address, status.name, error or "no reason")
         self.close_slot(place)

@@ -98,11 +98,16 @@ def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int) -> list[int]:
     num_drafts = []
     for sequence in decodes:
         place = sequence.draft_slot
-        num = 0
-        if place is not None and place.link.is_usable:
-            drafter, length = place.link.drafter, len(sequence.token_ids)
-            num = min(k, sequence.max_drafts, sequence.max_len - length - 1, drafter.max_drafts, drafter.window - length)
-            if num < 0:
-                num = 0
-        num_drafts.append(num)
+        if place is None or not place.link.is_usable:
+            num_drafts.append(0)
+            continue
+        drafter, length = place.link.drafter, len(sequence.token_ids)
+        # Nearly always K itself: cheaper to see so than to take the smallest of all.
+        if k <= sequence.max_drafts and length + k < sequence.max_len and k <= drafter.max_drafts and length + k <= drafter.window:
+            num_drafts.append(k)
+        else:
+            num_drafts.append(max(0, min(k, sequence.max_drafts, sequence.max_len - length - 1, drafter.max_drafts, drafter.window - length)))
+            if length >= drafter.window:
+                place.link.close_slot(place)
+                lane.look_for_drafter(sequence)
     return num_drafts

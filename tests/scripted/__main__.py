@@ -17,11 +17,8 @@ logger = logging.getLogger(__name__)
 
 async def serve(kind: str, address: str, changes: dict[str, Any]) -> None:
     """Serves until SIGTERM or SIGINT."""
-    service: ScriptedVerifier | ScriptedDrafter
-    if kind == "verifier":
-        service = ScriptedVerifier(byte_verifier_script(**changes))
-    else:
-        service = ScriptedDrafter(byte_drafter_script(**changes))
+    is_verifier = kind == "verifier"
+    service = ScriptedVerifier(byte_verifier_script(**changes)) if is_verifier else ScriptedDrafter(byte_drafter_script(**changes))
     server = ScriptedService(service, address)
     logger.info("ready: scripted %s %s", kind, await server.start())
     await wait_for_stop_signal()

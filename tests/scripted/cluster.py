@@ -1,0 +1,197 @@
+"""An engine over scripted services, inside one process or over real gRPC, with the books checked after every step."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+from coordinator.engine import Engine, RequestHandle
+from coordinator.lane import Lane
+from coordinator.loop import step
+from specwire.config import CoordinatorConfig
+from specwire.errors import SpecwireError
+from specwire.messages import GenerateRequest
+from specwire.sampling_params import SamplingParams
+from specwire.speculative_config import SpeculativeConfig
+from tests.scripted.collect import CollectingSink
+from tests.scripted.drafter import DrafterScript, ScriptedDrafter
+from tests.scripted.local import LocalNetwork
+from tests.scripted.services import ScriptedService
+from tests.scripted.verifier import ScriptedVerifier, VerifierScript
+
+
+class Cluster:
+    """Verifiers "v0", "v1", ..., drafters "d0", ... and the engine that drives them; `async with` starts and stops all.
+
+    Args:
+        verifiers, drafters: their scripts.
+        grpc: real gRPC instead of the in-process transport.
+        k: num_speculative_tokens; schedule: num_speculative_tokens_per_batch_size.
+        config: further fields of CoordinatorConfig.
+    """
+
+    def __init__(
+        self,
+        verifiers: Sequence[VerifierScript] = (VerifierScript(),),
+        drafters: Sequence[DrafterScript] = (),
+        *,
+        grpc: bool = False,
+        k: int = 5,
+        schedule: Sequence[Sequence[int]] | None = None,
+        **config: Any,
+    ) -> None:
+        self.verifiers = [ScriptedVerifier(dataclasses.replace(script)) for script in verifiers]
+        self.drafters = [ScriptedDrafter(dataclasses.replace(script)) for script in drafters]
+        self.num_steps = 0
+        self._progress = asyncio.Event()
+        self._network: _Network = GrpcNetwork() if grpc else InProcessNetwork()
+        self._speculative = SpeculativeConfig(
+            num_speculative_tokens=k, num_speculative_tokens_per_batch_size=None if schedule is None else tuple(tuple(entry) for entry in schedule)
+        )
+        self._config_changes = config
+        self._patch = mock.patch("coordinator.engine.step", self._checked_step)
+        self.engine: Engine = None  # type: ignore[assignment]
+
+    async def __aenter__(self) -> "Cluster":
+        verifiers = [await self._network.put(f"v{i}", verifier) for i, verifier in enumerate(self.verifiers)]
+        drafters = [await self._network.put(f"d{i}", drafter) for i, drafter in enumerate(self.drafters)]
+        config = CoordinatorConfig(
+            verifiers=tuple(verifiers), drafters=tuple(drafters), speculative_config=self._speculative, **self._config_changes
+        )  # fmt: skip
+        self.engine = self._network.make_engine(config)
+        self._patch.start()
+        try:
+            await self.engine.start()
+        except BaseException:
+            self._patch.stop()
+            await self._network.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._patch.stop()
+        await self.engine.stop(0)
+        self.engine.check_integrity()
+        await self._network.close()
+
+    async def ready(self) -> "Cluster":
+        while not self.engine.ready.is_ready:
+            await self.engine.readiness_changed()
+        return self
+
+    async def all_there(self) -> "Cluster":
+        """Every lane and every drafter is connected."""
+        await self.until(lambda: all(lane.is_ready and all(link.is_connected for link in lane.links) for lane in self.engine.lanes))
+        return self
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns once a condition holds; it is looked at after every step and every delta."""
+        while not condition():
+            await self._progress.wait()
+
+    def advance(self) -> None:
+        """Something has happened that a test may wait for."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    def submit(self, prompt: Sequence[int], sink: CollectingSink | None = None, *, timeout_ms: int | None = None, **sampling: Any) -> "Running":
+        params = SamplingParams(**sampling)
+        sink = sink or CollectingSink(params.n, on_tokens=self.advance)
+        handle = self.engine.submit(GenerateRequest(list(prompt), params, timeout_ms=timeout_ms), sink)
+        return Running(self, list(prompt), params, sink, handle)
+
+    async def kill_verifier(self, index: int) -> None:
+        await self._network.kill(f"v{index}")
+
+    async def restart_verifier(self, index: int, **changes: Any) -> None:
+        """Kills it, if it runs, and starts one that knows nothing of the old one's sequences."""
+        self.verifiers[index] = ScriptedVerifier(dataclasses.replace(self.verifiers[index].script, **changes))
+        await self._network.put(f"v{index}", self.verifiers[index])
+
+    async def kill_drafter(self, index: int) -> None:
+        await self._network.kill(f"d{index}")
+
+    async def restart_drafter(self, index: int, **changes: Any) -> None:
+        self.drafters[index] = ScriptedDrafter(dataclasses.replace(self.drafters[index].script, **changes))
+        await self._network.put(f"d{index}", self.drafters[index])
+
+    async def _checked_step(self, lane: Lane) -> None:
+        await step(lane)
+        self.num_steps += 1
+        self.engine.check_integrity()
+        self.advance()
+
+
+@dataclasses.dataclass
+class Running:
+    """A request that was submitted."""
+
+    cluster: Cluster
+    prompt: list[int]
+    params: SamplingParams
+    sink: CollectingSink
+    handle: RequestHandle
+
+    def expected(self, choice: int = 0, num_tokens: int | None = None) -> list[int]:
+        """What the target alone would give, without stop rules; the request needs a seed."""
+        assert self.params.seed is not None, "only seeded requests are predictable"
+        count = num_tokens or self.params.max_tokens
+        assert count is not None, "only bounded requests are predictable"
+        return self.cluster.verifiers[0].target.generate(self.prompt, count, self.params.seed, choice)
+
+    async def check(self) -> None:
+        """Waits for the end and compares all choices with the target."""
+        await self.sink.wait()
+        assert self.sink.error is None, self.sink.error
+        for index, choice in enumerate(self.sink.choices):
+            assert choice.error is None, choice.error
+            assert choice.token_ids == self.expected(index), f"choice {index} of seed {self.params.seed}"
+
+
+class InProcessNetwork:
+    """LocalNetwork with addresses by name."""
+
+    def __init__(self) -> None:
+        self._network = LocalNetwork()
+
+    async def put(self, name: str, service: ScriptedVerifier | ScriptedDrafter) -> str:
+        self._network.put(f"{name}:1", service)
+        return f"{name}:1"
+
+    async def kill(self, name: str, error: SpecwireError | None = None) -> None:
+        self._network.kill(f"{name}:1", error)
+
+    def make_engine(self, config: CoordinatorConfig) -> Engine:
+        return Engine(config, self._network.connect_verifier, self._network.connect_drafter)
+
+    async def close(self) -> None:
+        pass
+
+
+class GrpcNetwork:
+    """Scripted services on ports of their own, which they keep when they are restarted."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, str] = {}
+        self._services: dict[str, ScriptedService] = {}
+
+    async def put(self, name: str, service: ScriptedVerifier | ScriptedDrafter) -> str:
+        await self.kill(name)
+        self._services[name] = ScriptedService(service, self._addresses.get(name, "127.0.0.1:0"))
+        self._addresses[name] = await self._services[name].start()
+        return self._addresses[name]
+
+    async def kill(self, name: str) -> None:
+        if name in self._services:
+            await self._services.pop(name).kill()
+
+    def make_engine(self, config: CoordinatorConfig) -> Engine:
+        return Engine(config)
+
+    async def close(self) -> None:
+        for name in list(self._services):
+            await self.kill(name)
+
+
+_Network = InProcessNetwork | GrpcNetwork
