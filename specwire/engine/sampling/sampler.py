@@ -9,7 +9,7 @@ from torch import Tensor
 from specwire.engine.sampling.ordering import row_max
 from specwire.engine.sampling.philox import GUMBEL_MAX, GUMBEL_MIN, Stream, gumbel, key_to_int64, noise_words, noise_words_at
 from specwire.engine.sampling.support import Filters, filtered_support
-from specwire.sampling_params import GREEDY_EPSILON, SamplingParams
+from specwire.sampling_params import SamplingParams
 
 _CPU_CHUNK = 2**17
 _DEVICE_CHUNK = 2**24
@@ -112,7 +112,7 @@ def sample_rows(logits: Tensor, rows: SamplerRows, *, margins: bool = False) -> 
     greedy = sample_greedy(logits)
     borders = torch.full_like(logits[:, 0], torch.inf) if margins else None
     drawn = _Drawn(greedy.token_ids, _gaps(logits) if margins else None, borders)
-    draws = (rows.temperatures >= GREEDY_EPSILON) & ~greedy.is_bad
+    draws = (rows.temperatures > 0) & ~greedy.is_bad
     if bool(draws.any()):
         has_filter = (rows.top_ps < 1) | (rows.min_ps > 0) | (rows.top_ks < logits.shape[1])
         for chosen, draw in ((draws & has_filter, _draw_filtered), (draws & ~has_filter, _draw_unfiltered)):

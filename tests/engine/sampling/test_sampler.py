@@ -38,6 +38,32 @@ def test_noise_for_few_tokens_and_for_all_gives_the_same_token(temperature: floa
     assert torch.equal(sample_rows(logits, rows).token_ids, (logits + temperature * noise).argmax(dim=1))
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_a_token_far_behind_wins_by_its_noise(temperature: float) -> None:
+    """The sparse way leaves out no token that can win: here the one with the most noise beats the one with the least."""
+    vocab_size = 49_152
+    rows = SamplerRows.build([SamplingParams(temperature=temperature)] * 8, range(8), [0] * 8, [0] * 8)
+    noise = gumbel(noise_words(rows.keys, rows.indices, rows.choices, Stream.TARGET, vocab_size))
+    (most, winners), (least, leaders) = noise.max(dim=1), noise.min(dim=1)
+    logits = torch.full((8, vocab_size), -1000.0)
+    logits.scatter_(1, leaders.unsqueeze(1), 0.0)
+    logits.scatter_(1, winners.unsqueeze(1), (0.999 * temperature * (least - most)).unsqueeze(1))
+    assert (most - least).max() > 13
+    assert torch.equal(sample_rows(logits, rows).token_ids, winners)
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=1e-5), SamplingParams(temperature=1e-5, top_k=5), SamplingParams(temperature=1e-5, min_p=0.5)]
+)
+@pytest.mark.parametrize("num_equal", [3, 200])
+def test_equal_scores_go_to_the_lowest_id(params: SamplingParams, num_equal: int) -> None:
+    """At a million a float32 does not see the noise of so low a temperature."""
+    logits = torch.zeros(5, 256)
+    logits[:, 256 - num_equal :] = 1e6
+    rows = SamplerRows.build([params] * 5, range(5), [0] * 5, [0] * 5)
+    assert sample_rows(logits, rows).token_ids.tolist() == [256 - num_equal] * 5
+
+
 @pytest.mark.parametrize("params", PARAMS)
 def test_other_rows_do_not_matter(params: SamplingParams) -> None:
     logits = torch.randn(len(PARAMS), 257, generator=torch.Generator().manual_seed(2))

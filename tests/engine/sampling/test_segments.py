@@ -10,6 +10,7 @@ from torch import Tensor
 from specwire.engine.sampling.segments import SegmentRows, SegmentTokens, sample_segments
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.sampling_params import SamplingParams
+from tests.engine.sampling import reference
 
 VOCAB = 16
 
@@ -59,6 +60,17 @@ def test_accepted_drafts_and_next_token(drafts: list[list[int]], targets: list[l
     logits = torch.cat([_one_hot(rows) for rows in targets])
     segments = [SegmentRows(_slot(params), 1, tuple(draft)) for draft in drafts]
     assert _emitted(sample_segments(logits, segments)) == expected
+
+
+@pytest.mark.parametrize("choice", [0, 1, 2])
+@pytest.mark.parametrize("key", [0, 5, 2**64 - 1])
+def test_noise_is_that_of_the_key_the_choice_and_the_index_of_each_row(key: int, choice: int) -> None:
+    params = SamplingParams(temperature=1.0)
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(7))
+    expected = tuple(reference.sample(logits[row].tolist(), params, key, 3 + row, choice) for row in range(6))
+    slot = SlotSampling(params, key=key, choice=choice, vocab_size=VOCAB, token_ids=[0, 1, 2], num_prompt_tokens=3)
+    [result] = sample_segments(logits, [SegmentRows(slot, 3, expected[:5])])
+    assert result.token_ids == expected
 
 
 def _with_fallback(targets: Sequence[Sequence[int]]) -> Tensor:
@@ -173,6 +185,15 @@ def test_a_bad_row_ends_only_its_own_sequence(params: SamplingParams, bad_row: i
     assert len(bad.logprobs or bad.token_ids) == num_accepted
     assert not good.is_bad
     assert good.token_ids == (4,)
+
+
+@pytest.mark.parametrize("params", BAD_PARAMS)
+def test_a_bad_row_accepts_nothing(params: SamplingParams) -> None:
+    """Whatever token a bad row comes out with."""
+    logits = _one_hot([1, 2], 50.0)
+    logits[0, 9] = torch.nan
+    results = sample_segments(logits.repeat(VOCAB, 1), [SegmentRows(_slot(params), 1, (draft_id,)) for draft_id in range(VOCAB)])
+    assert [(result.is_bad, result.token_ids) for result in results] == [(True, ())] * VOCAB
 
 
 @pytest.mark.parametrize("params", BAD_PARAMS)
