@@ -9,9 +9,6 @@ from specwire.config import VerifierConfig, parse_flags
 from specwire.process import run_service
 from specwire.rpc import wait_for_stop_signal
 
-from .loading import load_verifier
-from .server import VerifierServer
-
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
@@ -19,6 +16,10 @@ _GRACE_S = 5.0
 
 async def serve(config: VerifierConfig) -> None:
     """Binds, loads, serves until SIGTERM or SIGINT."""
+    # These bring torch, which takes seconds: a wrong flag should not wait for it.
+    from .loading import load_verifier
+    from .server import VerifierServer
+
     instance_id = uuid.uuid4().hex
     server = VerifierServer(
         config.listen, lambda: load_verifier(config, instance_id), instance_id, config.max_outstanding_rounds, config.max_message_mb << 20

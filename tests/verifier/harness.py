@@ -34,7 +34,8 @@ EOS = 2
 def tiny_config(vocab_size: int = 61, **changes: object) -> ModelConfig:
     """A Llama of 2 layers and width 32."""
     values: dict = {
-        "model_type": "llama", "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+        "model_type": "llama",
+        "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
         "head_dim": 8, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope": RopeConfig(), "eos_token_ids": (EOS,),
     }  # fmt: skip
     return ModelConfig(**(values | changes))
@@ -50,9 +51,7 @@ def poison(model: Decoder, token_id: int) -> None:
     model._embedding[token_id] = float("nan")
 
 
-def make_verifier(
-    model: Decoder | None = None, *, num_blocks: int = 64, enable_prefix_cache: bool = True, **limits: object
-) -> Verifier:
+def make_verifier(model: Decoder | None = None, *, num_blocks: int = 64, enable_prefix_cache: bool = True, **limits: object) -> Verifier:
     """A verifier on a tiny model; `limits` replaces fields of VerifierLimits."""
     model = model or tiny_model()
     runner = ModelRunner(model, KVCache(model.config, num_blocks, model.dtype, model.device))
@@ -76,7 +75,9 @@ class Rounds:
         self.round = 0
         self.parents: dict[SlotRef, int] = {}
 
-    def build(self, rows: Sequence[VerifyRow] = (), *, opens: Sequence[VerifyOpen] = (), closes: Sequence[SlotRef] = (), **fields: object) -> VerifyRound:
+    def build(
+        self, rows: Sequence[VerifyRow] = (), *, opens: Sequence[VerifyOpen] = (), closes: Sequence[SlotRef] = (), **fields: object
+    ) -> VerifyRound:
         """The next round. A row whose parent_round is None gets the last round that this object put a row of its slot into."""
         self.round += 1
         filled = []
@@ -118,7 +119,13 @@ def reference(model: Decoder, prompt: Sequence[int], num_tokens: int, sampling: 
         runner = ModelRunner(model, KVCache(model.config, num_blocks, model.dtype))
         hidden = runner.forward(runner.batch([Segment(tokens, 0, range(num_blocks))]))
         slot = SlotSampling(
-            sampling, key=key, choice=choice, vocab_size=model.config.vocab_size, token_ids=tokens, num_prompt_tokens=len(prompt), eos_token_ids=(EOS,)
+            sampling,
+            key=key,
+            choice=choice,
+            vocab_size=model.config.vocab_size,
+            token_ids=tokens,
+            num_prompt_tokens=len(prompt),
+            eos_token_ids=(EOS,),
         )
         [sampled] = sample_segments(runner.logits(hidden, [len(tokens) - 1]), [SegmentRows(slot, len(tokens))], margins=True)
         assert sampled.margins is not None

@@ -123,7 +123,13 @@ def test_random_rounds_equal_the_reference(cases_of, seed, num_blocks):
                 case.epoch, case.is_open, case.is_prefilled, case.parent, case.from_round = case.epoch + 1, True, False, 0, 0
                 opens.append(
                     open_message(
-                        case.slot, case.tokens, case.sampling, epoch=case.epoch, num_prompt_tokens=len(case.prompt), noise_key=case.key, choice=case.choice
+                        case.slot,
+                        case.tokens,
+                        case.sampling,
+                        epoch=case.epoch,
+                        num_prompt_tokens=len(case.prompt),
+                        noise_key=case.key,
+                        choice=case.choice,
                     )
                 )
             if not case.is_prefilled:

@@ -290,7 +290,8 @@ def test_overlays_are_refused_by_name(rounds):
 
 
 @pytest.mark.parametrize(
-    ("fields", "match"), [({"proposals": Proposals(1, [], [])}, "ratio test"), ({"conditional": [[ConditionalOutcome(0, 1, [], [])]]}, "conditional drafts")]
+    ("fields", "match"),
+    [({"proposals": Proposals(1, [], [])}, "ratio test"), ({"conditional": [[ConditionalOutcome(0, 1, [], [])]]}, "conditional drafts")],
 )
 def test_later_features_are_refused_by_name(rounds, fields, match):
     tokens = PROMPT + rounds.open(0, PROMPT).token_ids
@@ -341,7 +342,10 @@ def test_prompts_around_max_model_len(model, num_extra, status):
 
 @pytest.mark.parametrize(
     ("opens", "match"),
-    [([open_message(0, PROMPT, epoch=2)], "slot 0 is open"), ([open_message(i, PROMPT) for i in range(1, 9)], "9 slots would be open, but max_num_seqs is 8")],
+    [
+        ([open_message(0, PROMPT, epoch=2)], "slot 0 is open"),
+        ([open_message(i, PROMPT) for i in range(1, 9)], "9 slots would be open, but max_num_seqs is 8"),
+    ],
 )
 def test_opens_that_break_the_protocol_change_nothing(rounds, opens, match):
     tokens = PROMPT + rounds.open(0, PROMPT).token_ids

@@ -41,16 +41,20 @@ def truth(model):
 async def ends_with(stream, code, match=""):
     """Reads a stream to its end, which must be this status."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        while await stream.receive() is not None:
-            pass
+        await drain(stream)
     assert (caught.value.code(), match in caught.value.details()) == (code, True), caught.value
     return caught.value
+
+
+async def drain(stream):
+    while await stream.receive() is not None:
+        pass
 
 
 async def until(condition, timeout_s=5.0):
     """Waits for something that other tasks bring about."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the conditions are states of code that has no event for a test
             await asyncio.sleep(0.001)
 
 
@@ -251,7 +255,10 @@ BAD_STREAMS = {
     "hello twice": ([pb.VerifyRequest(hello=HELLO), pb.VerifyRequest(hello=HELLO, round=1)], Code.INVALID_ARGUMENT, "only the first message"),
     "round 0 with a close": ([pb.VerifyRequest(hello=HELLO, closes=[{}])], Code.INVALID_ARGUMENT, "round 0 follows round 0"),
     "rounds descend": ([pb.VerifyRequest(hello=HELLO, round=2), pb.VerifyRequest(round=2)], Code.INVALID_ARGUMENT, "round 2 follows round 2"),
-    "ragged columns": ([pb.VerifyRequest(hello=HELLO, round=1, rows={"slots": b"\0" * 8, "epochs": b"\0" * 4})], Code.INVALID_ARGUMENT, "epochs has 1 values, but slots has 2"),
+    "ragged columns": (
+        [pb.VerifyRequest(hello=HELLO, round=1, rows={"slots": b"\0" * 8, "epochs": b"\0" * 4})], Code.INVALID_ARGUMENT,
+        "epochs has 1 values, but slots has 2",
+    ),
     "odd bytes": ([pb.VerifyRequest(hello=HELLO, round=1, rows={"slots": b"\0" * 7})], Code.INVALID_ARGUMENT, "rows.slots has 7 bytes"),
     "bad sampling": (
         [pb.VerifyRequest(hello=HELLO, round=1, opens=[{"slot": 1, "sampling": {"temperature": -1.0}}])], Code.INVALID_ARGUMENT, "temperature is -1",
@@ -376,5 +383,3 @@ async def test_stopping_answers_what_is_outstanding_then_ends_the_stream(model, 
         async with asyncio.timeout(2):
             await stopping
         await until(lambda: served.verifier.num_open_slots == 0)
-
-
