@@ -202,7 +202,8 @@ class BatchStream:
 
     def _add_result(self, index: int, sink: RequestSink) -> None:
         self._live.pop(index, None)
-        self._results.append(BatchResult(index, [pending.to_delta() for pending in sink.take()], sink.error))
+        choices = sorted((pending.to_delta() for pending in sink.take()), key=lambda choice: choice.index)
+        self._results.append(BatchResult(index, choices, sink.error))
         self._wake.set()
 
 

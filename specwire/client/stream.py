@@ -111,8 +111,9 @@ class AsyncTokenStream:
 
     def __del__(self) -> None:
         # What `break` leaves behind: collected by whatever thread dropped it last.
-        if not self._closed and self._generation is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._generation.live.cancel)
+        if not self._closed and self._generation is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has gone, and the connection with it
+                self._loop.call_soon_threadsafe(self._generation.live.cancel)
 
     async def _read(self) -> None:
         """Adds at least one event, or raises StopAsyncIteration at the end."""

@@ -391,6 +391,16 @@ async def test_batch_results_are_whole_and_come_as_they_end(engine: ScriptedEngi
         assert [c.finish_reason for c in result.choices] == [FinishReason.LENGTH] * 2
 
 
+async def test_choices_of_a_result_are_in_order(paused: ScriptedEngine) -> None:
+    batch = BatchStream(paused, [request(n=3)], 100)
+    updates = batch.updates()
+    reading = asyncio.create_task(anext(updates))
+    await asyncio.sleep(0)
+    for index in (2, 0, 1):
+        paused.live[0].sink.choice(ChoiceDelta(index, [index], b"\x01", finish_reason=FinishReason.LENGTH))
+    assert [choice.token_ids for choice in (await reading).choices] == [[0], [1], [2]]
+
+
 async def test_batch_is_not_held_up_by_the_backlog_limit(engine: ScriptedEngine) -> None:
     engine.max_stream_backlog = 8
     found = await results(BatchStream(engine, [request(max_tokens=500)], 100))
