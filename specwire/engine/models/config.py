@@ -125,8 +125,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method")
         raise UnsupportedError(f"quantization_config (quant_method {method!r}) is not supported; use an unquantised checkpoint")
-    # Qwen configurations carry a sliding_window that use_sliding_window switches off; Mistral's is on when it is not null.
-    window = raw.get("sliding_window")
+    # Qwen configurations carry a sliding_window that use_sliding_window switches off; Mistral's is on unless it is null.
+    window = raw.get("sliding_window", 4096 if raw["model_type"] == "mistral" else None)
     if raw["model_type"] in ("qwen2", "qwen3") and not raw.get("use_sliding_window", False):
         window = None
     if window is not None and window < raw.get("max_position_embeddings", 0):

@@ -1,0 +1,108 @@
+"""config.json of every supported family, old and new keys, and what is refused by name."""
+
+import json
+
+import pytest
+
+from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.rope import inverse_frequencies
+from specwire.errors import InvalidArgumentError, UnsupportedError
+
+BASE = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+}
+
+
+def test_defaults():
+    config = ModelConfig.from_dict(BASE)
+    assert (config.num_kv_heads, config.head_dim, config.rope.theta, config.rope.rope_type) == (4, 16, 10_000.0, "default")
+    assert not config.tie_word_embeddings
+    assert config.eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra", "expected"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}, (True, True, True, False)),
+        ("mistral", {"sliding_window": None}, (False, False, False, False)),
+        ("qwen2", {}, (True, False, False, False)),
+        ("qwen3", {}, (False, False, False, True)),
+        ("qwen3", {"attention_bias": True}, (True, True, False, True)),
+    ],
+)
+def test_families(model_type, extra, expected):
+    config = ModelConfig.from_dict(BASE | {"model_type": model_type} | extra)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == expected
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+    ],
+)
+def test_old_and_new_rope_keys_are_equal(keys):
+    rope = ModelConfig.from_dict(BASE | keys).rope
+    assert (rope.rope_type, rope.theta, rope.factor) == ("linear", 5e5, 4.0)
+
+
+def test_yarn_without_factor_derives_it():
+    rope = ModelConfig.from_dict(BASE | {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 2048}}).rope
+    assert rope.factor == 4.0
+    assert inverse_frequencies(rope, 16)[1] == pytest.approx(1.1386, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation_eos", "expected"),
+    [(2, None, (2,)), ([2, 5], None, (2, 5)), (2, [7, 2], (7, 2)), (None, 3, (3,)), (None, None, ())],
+)
+def test_eos_ids_of_both_files(config_eos, generation_eos, expected):
+    assert ModelConfig.from_dict(BASE | {"eos_token_id": config_eos}, {"eos_token_id": generation_eos}).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"model_type": "gemma3"}, "'gemma3'"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
+        ({"model_type": "mistral"}, "sliding_window 4096"),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window 4096"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ],
+)
+def test_refuses_by_name(keys, named):
+    with pytest.raises(UnsupportedError, match=named):
+        ModelConfig.from_dict(BASE | keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "mistral", "sliding_window": 8192},
+        {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
+        {"model_type": "qwen3", "sliding_window": 4096},
+    ],
+)
+def test_accepts_windows_that_hide_nothing(keys):
+    assert ModelConfig.from_dict(BASE | keys).num_layers == 2
+
+
+def test_names_what_is_missing(tmp_path):
+    with pytest.raises(InvalidArgumentError, match=r"no config\.json"):
+        ModelConfig.from_folder(tmp_path)
+    incomplete = {key: value for key, value in BASE.items() if key != "hidden_size"}
+    (tmp_path / "config.json").write_text(json.dumps(incomplete))
+    with pytest.raises(InvalidArgumentError, match="hidden_size"):
+        ModelConfig.from_folder(tmp_path)
