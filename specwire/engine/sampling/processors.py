@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specwire.engine.sampling.penalties import penalise
 from specwire.engine.sampling.slot import SlotSampling
 
 
@@ -29,40 +30,12 @@ def process_rows(logits: Tensor, slot: SlotSampling, first_index: int, draft_ids
         logits[: slot.num_below_min_tokens(first_index), slot.stop_ids] = -torch.inf
     if slot.bias_ids is not None:
         logits[:, slot.bias_ids] += slot.bias
-    if slot.params.has_penalties:
-        _penalise(logits, slot, draft_ids)
+    if slot.seen is not None:
+        penalise(logits, slot.seen, slot.params, draft_ids)
     if slot.banned_ids is not None:
         logits[:, slot.banned_ids] = -torch.inf
     for row, token_id in _phrase_ends(slot, draft_ids):
         logits[row, token_id] = -torch.inf
-
-
-def _penalise(logits: Tensor, slot: SlotSampling, draft_ids: Sequence[int]) -> None:
-    """Repetition penalty over prompt and output (positive logits divided, others multiplied: Keskar et al. 2019, CTRL),
-    then frequency x count and presence over the output alone.
-    """
-    column = {token_id: i for i, token_id in enumerate(slot.output_counts)}
-    num_seen = len(column)  # ids that row 0 has seen; the others come from drafts
-    for draft_id in draft_ids:
-        column.setdefault(draft_id, len(column))
-    if not column:
-        return
-    counts = torch.zeros(len(logits), len(column))  # [1 + num_drafts, n]
-    counts[:, :num_seen] = torch.tensor(list(slot.output_counts.values()), dtype=torch.float32)
-    for row, draft_id in enumerate(draft_ids, start=1):
-        counts[row:, column[draft_id]] += 1
-    counts = counts.to(logits.device)
-    is_seen = counts > 0
-    is_seen[:, :num_seen] = True
-
-    params = slot.params
-    ids = torch.tensor(list(column), device=logits.device)  # [n]
-    values = logits[:, ids]  # [1 + num_drafts, n]
-    if params.repetition_penalty != 1.0:
-        penalised = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        values = torch.where(is_seen, penalised, values)
-    values = values - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    logits[:, ids] = values
 
 
 def _phrase_ends(slot: SlotSampling, draft_ids: Sequence[int]) -> list[tuple[int, int]]:

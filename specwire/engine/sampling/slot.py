@@ -1,11 +1,13 @@
 """What the sampler keeps of one sequence: its parameters as tensors, and as much of its history as they look at."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from specwire.engine.sampling.acceptance import conditional_rates
+from specwire.engine.sampling.penalties import TokenCounts
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
@@ -64,17 +66,18 @@ class SlotSampling:
         self._tail_length = max((len(prefix) for prefix, _ in self.phrases), default=0)
         self.tail: list[int] = []
         """Last tokens of the sequence, as many as the longest bad word can match."""
-        self.output_counts: dict[int, int] = {}
-        """How often each id was generated; the prompt's ids are there with 0 under a repetition penalty."""
-        if params.repetition_penalty != 1.0:
-            self.output_counts.update(dict.fromkeys(token_ids[:num_prompt_tokens], 0))
+        self.seen: TokenCounts | None = None
+        """Counts for the penalties; the prompt is among them under a repetition penalty alone."""
+        if params.has_penalties:
+            prompt_ids = token_ids[:num_prompt_tokens] if params.repetition_penalty != 1.0 else ()
+            self.seen = TokenCounts({**dict.fromkeys(prompt_ids, 0), **Counter(token_ids[num_prompt_tokens:])}, device)
         self._remember(token_ids)
-        self._count(token_ids[num_prompt_tokens:])
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Add generated tokens."""
         self._remember(token_ids)
-        self._count(token_ids)
+        if self.seen is not None:
+            self.seen.add(token_ids)
 
     @property
     def runs_ahead(self) -> bool:
@@ -87,7 +90,7 @@ class SlotSampling:
             self.num_below_min_tokens(first_index) > 0
             or self.allowed_ids is not None
             or self.bias_ids is not None
-            or self.params.has_penalties
+            or self.seen is not None
             or bool(self.params.bad_words_token_ids)
         )
 
@@ -100,11 +103,6 @@ class SlotSampling:
     def _remember(self, token_ids: Sequence[int]) -> None:
         if self._tail_length:
             self.tail = [*self.tail, *token_ids][-self._tail_length :]
-
-    def _count(self, token_ids: Sequence[int]) -> None:
-        if self.params.has_penalties:
-            for token_id in token_ids:
-                self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
 
 
 def _id_tensor(token_ids: Collection[int], device: torch.device | str) -> Tensor | None:

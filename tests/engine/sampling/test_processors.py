@@ -82,6 +82,22 @@ def test_slots_know_whether_they_change_logits(case: str) -> None:
     assert slot.runs_ahead == (not any(len(word) > 1 for word in params.bad_words_token_ids))
 
 
+def test_counts_of_a_long_history_grow() -> None:
+    vocab_size, prompt = 3_000, list(range(0, 600, 2))
+    output = [(7 * i * i) % vocab_size for i in range(2_000)]
+    params = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25)
+    raw = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(9))
+    opened = SlotSampling(params, key=0, vocab_size=vocab_size, token_ids=prompt + output, num_prompt_tokens=len(prompt))
+    grown = SlotSampling(params, key=0, vocab_size=vocab_size, token_ids=prompt, num_prompt_tokens=len(prompt))
+    for start in range(0, len(output), 5):
+        grown.append(output[start : start + 5])
+    for slot in (opened, grown):
+        logits = raw.clone()
+        process_rows(logits, slot, len(prompt) + len(output), (2_999,))
+        torch.testing.assert_close(logits[0], torch.tensor(reference.process(raw[0].tolist(), params, prompt, output)))
+        torch.testing.assert_close(logits[1], torch.tensor(reference.process(raw[1].tolist(), params, prompt, [*output, 2_999])))
+
+
 def test_an_allowed_mask_comes_first() -> None:
     params = SamplingParams(logit_bias={3: 5.0}, allowed_token_ids=(3, 4))
     mask = torch.ones(2, VOCAB, dtype=torch.bool)
