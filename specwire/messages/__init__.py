@@ -1,0 +1,74 @@
+"""The messages that services exchange, as plain Python: protobuf stops at specwire.wire.
+
+Rows are named tuples, since a step makes hundreds of them; everything else is a frozen slots dataclass.
+"""
+
+from specwire.messages.common import (
+    ConditionalOutcome,
+    FeatureHandle,
+    FinishReason,
+    Hello,
+    LogitOverlay,
+    Proposals,
+    RoundTiming,
+    RowStatus,
+    SlotRef,
+    TokenOrigin,
+    Welcome,
+)
+from specwire.messages.describe import DraftCost, FeatureSet, ServiceDescription, TokenizerSpec, VerifyCost
+from specwire.messages.draft import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult
+from specwire.messages.generate import (
+    ChoiceDelta,
+    ErrorStatus,
+    GenerateRequest,
+    SessionCommand,
+    SessionEvent,
+    SessionStart,
+    SessionUpdate,
+    SpecStats,
+    StreamDelta,
+    Usage,
+)
+from specwire.messages.verify import TokenLogprobs, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
+
+__all__ = [
+    "ChoiceDelta",
+    "ConditionalOutcome",
+    "DraftCommit",
+    "DraftCost",
+    "DraftOpen",
+    "DraftResult",
+    "DraftRound",
+    "DraftRow",
+    "DraftRowResult",
+    "ErrorStatus",
+    "FeatureHandle",
+    "FeatureSet",
+    "FinishReason",
+    "GenerateRequest",
+    "Hello",
+    "LogitOverlay",
+    "Proposals",
+    "RoundTiming",
+    "RowStatus",
+    "ServiceDescription",
+    "SessionCommand",
+    "SessionEvent",
+    "SessionStart",
+    "SessionUpdate",
+    "SlotRef",
+    "SpecStats",
+    "StreamDelta",
+    "TokenLogprobs",
+    "TokenOrigin",
+    "TokenizerSpec",
+    "Usage",
+    "VerifyCost",
+    "VerifyOpen",
+    "VerifyResult",
+    "VerifyRound",
+    "VerifyRow",
+    "VerifyRowResult",
+    "Welcome",
+]

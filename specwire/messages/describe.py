@@ -1,0 +1,80 @@
+"""What services say of themselves, and the tokenizer as it travels."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSet:
+    """Projected hidden states that a verifier keeps for draft heads."""
+
+    name: str
+    hash: str
+    layer_ids: tuple[int, ...]
+    width: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """Milliseconds of a verify step: step_ms at each of num_tokens (ascending), plus linear terms."""
+
+    num_tokens: tuple[int, ...] = ()
+    step_ms: tuple[float, ...] = ()
+    ms_per_kv_token: float = 0.0
+    ms_per_row: float = 0.0
+    max_graph_tokens: int = 0
+
+
+class DraftCost(NamedTuple):
+    """Milliseconds of one draft call for num_sequences sequences of K = num_draft_tokens."""
+
+    num_draft_tokens: int
+    num_sequences: int
+    draft_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDescription:
+    """What a verifier or drafter is and can hold. An empty tokenizer_fingerprint means that it has no tokenizer; a drafter
+    with vocab_size 0 works on any token ids."""
+
+    model_id: str
+    instance_id: str
+    vocab_size: int
+    max_model_len: int
+    max_num_draft_tokens: int
+    max_num_seqs: int
+    weights_hash: str = ""
+    tokenizer_fingerprint: str = ""
+    dtype: str = ""
+    numerics_version: str = ""
+    device: str = ""
+    block_size: int = 0
+    num_blocks: int = 0
+    graph_sizes: tuple[int, ...] = ()
+    feature_sets: tuple[FeatureSet, ...] = ()
+    verify_cost: VerifyCost = VerifyCost()
+    draft_cost: tuple[DraftCost, ...] = ()
+    build: str = ""
+    method: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    max_num_batched_tokens: int = 0
+    max_message_bytes: int = 0
+    use_heterogeneous_vocab: bool = False
+    rejection_sample_method: str = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """A tokenizer as it travels: everything a client needs to encode, decode and render chats."""
+
+    tokenizer_json: bytes
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    chat_template: str | None = None
+    bos_token_id: int | None = None
+    add_bos_token: bool = False
+    model_id: str = ""
+    max_model_len: int = 0
