@@ -73,6 +73,10 @@ class RoundTiming:
     sent_ns: int = 0
 
 
+NO_TIMING = RoundTiming()
+"""Times of a message that has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureHandle:
     """Where a drafter finds a sequence's features; see types.proto."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specwire.messages.common import ConditionalOutcome, FeatureHandle, Hello, Proposals, RoundTiming, RowStatus, SlotRef, Welcome
+from specwire.messages.common import NO_TIMING, ConditionalOutcome, FeatureHandle, Hello, Proposals, RoundTiming, RowStatus, SlotRef, Welcome
 from specwire.sampling_params import SamplingParams
 
 
@@ -81,6 +81,6 @@ class DraftResult:
     rows: list[DraftRowResult] = field(default_factory=list)
     proposals: Proposals | None = None
     conditional: list[list[ConditionalOutcome]] | None = None
-    timing: RoundTiming = RoundTiming()
+    timing: RoundTiming = NO_TIMING
     welcome: Welcome | None = None
     traceparent: str = ""

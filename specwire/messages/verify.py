@@ -3,7 +3,18 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specwire.messages.common import ConditionalOutcome, FeatureHandle, Hello, LogitOverlay, Proposals, RoundTiming, RowStatus, SlotRef, Welcome
+from specwire.messages.common import (
+    NO_TIMING,
+    ConditionalOutcome,
+    FeatureHandle,
+    Hello,
+    LogitOverlay,
+    Proposals,
+    RoundTiming,
+    RowStatus,
+    SlotRef,
+    Welcome,
+)
 from specwire.sampling_params import SamplingParams
 
 
@@ -92,6 +103,6 @@ class VerifyResult:
     num_padded_tokens: int = 0
     features: list[FeatureHandle] = field(default_factory=list)
     chosen_outcomes: list[int] = field(default_factory=list)
-    timing: RoundTiming = RoundTiming()
+    timing: RoundTiming = NO_TIMING
     welcome: Welcome | None = None
     traceparent: str = ""
