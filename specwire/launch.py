@@ -140,7 +140,7 @@ class Supervisor:
         on_line: LineSink,
         *,
         startup_timeout_s: float = 600.0,
-        grace_s: float = 10.0,
+        grace_s: float = 15.0,
         first_backoff_s: float = 0.5,
         max_backoff_s: float = 30.0,
     ) -> None:

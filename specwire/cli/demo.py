@@ -14,7 +14,7 @@ from specwire.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 DEMO_PROMPT = """\
-Show this Python class again.
+Repeat this Python class.
 
 ```python
 class Stack:

@@ -47,24 +47,26 @@ def service_rows(stack: Stack, verifiers: Sequence[ServiceDescription], drafters
 def configuration_rows(stack: Stack, verifiers: Sequence[ServiceDescription], drafters: Sequence[ServiceDescription]) -> Rows:
     """(name, value) of what decides capacity and speculation."""
     verifier, speculative = verifiers[0], stack.coordinator.speculative_config
+    num_tokens, max_num_seqs = capacities(stack, verifiers, drafters)
     rows = [
         ("max_model_len", str(verifier.max_model_len)),
-        ("max_num_seqs", f"{verifier.max_num_seqs} on each of {len(verifiers)} verifiers" if len(verifiers) > 1 else str(verifier.max_num_seqs)),
+        ("max_num_seqs", f"{max_num_seqs} on each of {len(verifiers)} verifiers" if len(verifiers) > 1 else str(max_num_seqs)),
         ("max_num_batched_tokens", str(verifier.max_num_batched_tokens)),
         ("KV cache", f"{verifier.num_blocks} blocks of {verifier.block_size} tokens"),
     ]
     if not drafters:
         return [*rows, ("method", "none: plain decoding")]
-    rows += [("method", str(speculative.method)), ("num_speculative_tokens", str(capacities(stack, verifiers, drafters)[0]))]
+    rows += [("method", str(speculative.method)), ("num_speculative_tokens", str(num_tokens))]
     if speculative.method == "ngram":
         rows.append(("prompt_lookup_min, prompt_lookup_max", f"{speculative.prompt_lookup_min}, {speculative.prompt_lookup_max}"))
     return [*rows, ("rejection_sample_method", speculative.rejection_sample_method), ("draft_sample_method", speculative.draft_sample_method)]
 
 
 def capacities(stack: Stack, verifiers: Sequence[ServiceDescription], drafters: Sequence[ServiceDescription]) -> tuple[int, int]:
-    """(K, sequences of a step) after clipping to what every service can hold."""
+    """(K, sequences of a step) after clipping to what every service can hold; each sequence takes a token of the step's budget."""
     held = [description.max_num_draft_tokens for description in (*verifiers, *drafters)]
-    return min(stack.coordinator.speculative_config.num_speculative_tokens, *held), min(description.max_num_seqs for description in verifiers)
+    max_num_seqs = min(min(description.max_num_seqs, description.max_num_batched_tokens) for description in verifiers)
+    return min(stack.coordinator.speculative_config.num_speculative_tokens, *held), max_num_seqs
 
 
 def clipping(stack: Stack, verifiers: Sequence[ServiceDescription], drafters: Sequence[ServiceDescription]) -> list[str]:
@@ -74,9 +76,11 @@ def clipping(stack: Stack, verifiers: Sequence[ServiceDescription], drafters: Se
     for description in verifiers:
         if wanted_len and description.max_model_len < wanted_len:
             reasons.append(f"max_model_len {wanted_len} to {description.max_model_len}: its KV cache or message size holds no more")
+    num_tokens, max_num_seqs = capacities(stack, verifiers, drafters)
+    if max_num_seqs < stack.verifiers[0].max_num_seqs:
+        reasons.append(f"max_num_seqs {stack.verifiers[0].max_num_seqs} to {max_num_seqs}: each takes a token of max_num_batched_tokens")
     if not drafters:
         return reasons
-    num_tokens, max_num_seqs = capacities(stack, verifiers, drafters)
     speculative = stack.coordinator.speculative_config
     if num_tokens < speculative.num_speculative_tokens:
         reasons.append(f"num_speculative_tokens {speculative.num_speculative_tokens} to {num_tokens}: a service holds no more")

@@ -4,8 +4,10 @@ import asyncio
 import importlib.util
 import logging
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from specwire.launch import Supervisor
 from specwire.log import set_up_logging
 
 logger = logging.getLogger(__name__)
+
+_FILE_WIDTH = 120  # columns of tables where there is no terminal
 
 
 def run_up(options: StackOptions, *, with_demo: bool, startup_timeout_s: float) -> None:
@@ -77,6 +81,8 @@ async def _serve(supervisor: Supervisor, stack: Stack, with_demo: bool) -> None:
 async def _present(stack: Stack, with_demo: bool) -> None:
     """Reports what runs, answers the demo prompt, and says how to call."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     verifiers, drafters = [], []
     for verifier in stack.verifiers:
         async with rpc.open_channel(verifier.listen[0]) as channel:
@@ -90,10 +96,22 @@ async def _present(stack: Stack, with_demo: bool) -> None:
             await run_demo(console, stack.address)
         except SpecwireError as error:
             logger.error("the demo failed: %s", error)
-    port = stack.address.rpartition(":")[2]
-    flag = "" if int(port) == DEFAULT_PORT else f" --address {stack.address}"
-    console.print(f"serving on {stack.address} until Ctrl-C; in another terminal:", style="bold", markup=False)
-    console.print(f'  specwire generate "The capital of France is"{flag}', markup=False, soft_wrap=True)
+    console.print(
+        f"serving on {stack.address} until Ctrl-C; call it from another terminal or from Python:", style="bold", markup=False, soft_wrap=True
+    )
+    for line in how_to_call(stack.address):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def how_to_call(address: str) -> list[str]:
+    """Two first calls, ready to be pasted."""
+    is_default = address == f"127.0.0.1:{DEFAULT_PORT}"
+    # A virtual environment need not be active to be used.
+    program = "specwire" if shutil.which("specwire") or Path(sys.argv[0]).name != "specwire" else sys.argv[0]
+    return [
+        f'{program} generate "The capital of France is"{"" if is_default else f" --address {address}"}',
+        f'from specwire.client import Client; print(Client({"" if is_default else repr(address)}).generate("The capital of France is").text)',
+    ]
 
 
 def print_line(name: str, line: str) -> None:

@@ -1,0 +1,97 @@
+"""`specwire up` with the real services: a tiny random model, and the default one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_up import Up, children
+
+PROMPT = "abcabcabcabc"
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    from tests.engine.tiny_models import save_tiny_model
+
+    folder = tmp_path / "tiny"
+    save_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, socket_dir: Path) -> Iterator[list[Up]]:
+    """What a test starts; ended in any case."""
+    monkeypatch.setenv("TMPDIR", str(socket_dir))
+    ups: list[Up] = []
+    yield ups
+    for up in ups:
+        if up.process.poll() is None:
+            up.process.kill()
+            up.join()
+
+
+def generate(address: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "specwire.cli", "generate", PROMPT, "--json", "--address", address, *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.timeout(180)
+def test_tiny_model_end_to_end(tiny_model: Path, tmp_path: Path, started: list[Up]) -> None:
+    up = Up(
+        tmp_path, "--port", "0", "--model", str(tiny_model), "--dtype", "float32", "--num-threads", "1", "--kv-cache-memory", "8000000", timeout_s=120
+    )
+    started.append(up)
+    address = up.wait_ready()
+    sampled = ("--max-tokens", "64", "--temperature", "0.6", "--top-p", "0.9", "--seed", "7")
+    greedy = generate(address, "--max-tokens", "64")
+    assert greedy["usage"] == {"num_prompt_tokens": len(PROMPT), "num_cached_tokens": 0, "num_generated_tokens": len(greedy["token_ids"])}
+    assert greedy["finish_reason"] in ("length", "stop")
+    assert greedy["spec"]["num_draft_tokens"] > 0
+    assert 0 < greedy["spec"]["num_accepted_tokens"] == sum(greedy["spec"]["accepted_per_position"])
+    reference = generate(address, *sampled)
+
+    for count, name in enumerate(("drafter", "verifier"), start=2):
+        os.kill(children(up)[name], signal.SIGKILL)
+        up.wait_for(rf"{name} ended with signal SIGKILL and is (restarted)", "stderr")
+        up.wait_for(rf"ready: ({name}) ", "stderr", count=2)
+        assert generate(address, "--max-tokens", "64")["token_ids"] == greedy["token_ids"], f"after restart {count} of the {name}"
+        assert generate(address, *sampled)["token_ids"] == reference["token_ids"]
+
+    pids = children(up).values()
+    assert up.end(signal.SIGINT) == 0
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.timeout(120)
+def test_damaged_model_is_named(tmp_path: Path, started: list[Up]) -> None:
+    (tmp_path / "empty").mkdir()
+    up = Up(tmp_path, "--port", "0", "--model", str(tmp_path / "empty"), timeout_s=90)
+    started.append(up)
+    assert up.join() == 1
+    assert "specwire: verifier ended with status 1 before everything was ready:" in up.output["stderr"]
+    assert "has no config.json" in up.output["stderr"].rpartition("specwire: ")[2]
+    assert "Traceback" not in up.output["stderr"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_demo_of_the_default_model(tmp_path: Path, started: list[Up]) -> None:
+    up = Up(tmp_path, "--port", "0", "--dtype", "float32", "--demo", timeout_s=600)
+    started.append(up)
+    address = up.wait_ready()
+    accepted, proposed = map(int, re.findall(r"(\d+) of (\d+) draft tokens accepted", up.output["stdout"])[0])
+    assert 0 < accepted <= proposed
+    answer = up.output["stdout"].partition("answer:\n")[2]
+    assert "def is_empty(self):\n        return len(self.items) == 0" in answer
+    assert generate(address, "--max-tokens", "8")["usage"]["num_generated_tokens"] == 8
+    assert up.end(signal.SIGINT) == 0
