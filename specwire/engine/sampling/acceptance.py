@@ -1,57 +1,28 @@
-"""Rates of synthetic acceptance, which emits drafts by chance instead of by comparison (for benchmarks)."""
+"""When a draft is accepted: strict, if it is the target's own token; synthetic, by chance at configured rates (for benchmarks)."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from specwire.errors import InvalidArgumentError
 
+def is_accepted(draft_id: int, target_id: int, position: int, conditional: Sequence[float] | None, draw: float) -> bool:
+    """Whether the draft at a position (from 0) is accepted, given that those before it were.
 
-def check_rates(rates: Sequence[float]) -> None:
-    """Raise InvalidArgumentError unless rates are unconditional acceptance rates: in [0, 1] and never rising."""
-    for position, rate in enumerate(rates):
-        if not 0.0 <= rate <= 1.0:
-            raise InvalidArgumentError(f"synthetic_acceptance_rates[{position}] is {rate:g}, but entries must be in [0, 1]; correct it")
-    for position, (before, after) in enumerate(pairwise(rates), start=1):
-        if after > before:
-            raise InvalidArgumentError(
-                f"synthetic_acceptance_rates[{position}] is {after:g} after {before:g}, but the rates must be non-increasing: "
-                "entry i is the probability that the first i + 1 drafts are all accepted"
-            )
+    Args:
+        target_id: the target's token at the draft's index.
+        conditional: None = strict; else rates from `conditional_rates`, 0 behind the last.
+        draw: uniform in (0, 1) of the draft's index; only looked at with rates.
+    """
+    if conditional is None:
+        return draft_id == target_id
+    return position < len(conditional) and draw < conditional[position]
 
 
 def conditional_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """From P(first i drafts accepted) to P(draft i accepted | those before it were)."""
-    check_rates(rates)
-    return tuple(after / before if before > 0.0 else 0.0 for before, after in pairwise((1.0, *rates)))
+    """From P(first i drafts accepted), i = 1, 2, ..., to P(draft i accepted | those before it were).
 
-
-def rates_from_length(length: float, num_speculative_tokens: int) -> tuple[float, ...]:
-    """Unconditional rates whose mean acceptance length (accepted + 1) is `length`, with the least variance.
-
-    Raises:
-        InvalidArgumentError: unless 1 <= length <= num_speculative_tokens + 1.
+    Args:
+        rates: in [0, 1], non-increasing.
     """
-    if not 1.0 <= length <= num_speculative_tokens + 1:
-        raise InvalidArgumentError(
-            f"synthetic_acceptance_length is {length:g}, but must be in [1, {num_speculative_tokens + 1}] with "
-            f"num_speculative_tokens = {num_speculative_tokens}; it counts the target's own token"
-        )
-    whole = math.floor(length - 1.0)
-    return tuple(min(1.0, max(0.0, length - 1.0 - i)) if i <= whole else 0.0 for i in range(num_speculative_tokens))
-
-
-def rates_from_mean_rate(rate: float, num_speculative_tokens: int) -> tuple[float, ...]:
-    """Unconditional rates c, c^2, c^3, ... whose mean over the positions is `rate` (accepted / draft tokens).
-
-    Raises:
-        InvalidArgumentError: unless 0 <= rate <= 1.
-    """
-    if not 0.0 <= rate <= 1.0:
-        raise InvalidArgumentError(f"synthetic_acceptance_rate is {rate:g}, but must be in [0, 1]; it is accepted / draft tokens")
-    low, high = 0.0, 1.0
-    for _ in range(60):  # bisection to the last bit: the mean rises with c
-        middle = (low + high) / 2
-        mean = sum(middle**i for i in range(1, num_speculative_tokens + 1)) / num_speculative_tokens
-        low, high = (middle, high) if mean < rate else (low, middle)
-    return tuple(high**i for i in range(1, num_speculative_tokens + 1))
+    steps = list(pairwise((1.0, *rates)))
+    assert all(1.0 >= before >= after >= 0.0 for before, after in steps), f"synthetic rates {rates} are not falling within [0, 1]"
+    return tuple(after / before if before > 0.0 else 0.0 for before, after in steps)

@@ -7,6 +7,7 @@ from itertools import accumulate, islice
 import torch
 from torch import Tensor
 
+from specwire.engine.sampling.acceptance import is_accepted
 from specwire.engine.sampling.logprobs import TokenLogprobs, raw_logprobs
 from specwire.engine.sampling.philox import Stream, uniforms
 from specwire.engine.sampling.processors import process_rows
@@ -149,9 +150,9 @@ def _sampler_rows(positions: Sequence[tuple[SegmentRows, int]], device: torch.de
 
 
 def _synthetic_draws(segments: Sequence[SegmentRows], positions: Sequence[tuple[SegmentRows, int]], device: torch.device) -> list[float]:
-    """The uniform of each row's token index, [R]; empty if no segment is synthetic."""
+    """The uniform of each row's token index, [R]; zeros if no segment looks at them."""
     if all(segment.slot.conditional_rates is None for segment in segments):
-        return []
+        return [0.0] * len(positions)
     rows = _sampler_rows(positions, device)
     return uniforms(rows.keys, rows.indices, rows.choices, Stream.SYNTHETIC).tolist()
 
@@ -163,11 +164,7 @@ def _count_accepted(segment: SegmentRows, start: int, num_accepted: int, samples
         sample = samples.get(start + position)
         if sample is None or sample.is_bad:
             return position
-        if rates is None:
-            is_accepted = segment.draft_ids[position] == sample.token_id
-        else:
-            is_accepted = position < len(rates) and draws[start + position] < rates[position]
-        if not is_accepted:
+        if not is_accepted(segment.draft_ids[position], sample.token_id, position, rates, draws[start + position]):
             return position
     return len(segment.draft_ids)
 

@@ -23,11 +23,11 @@ class SlotSampling:
         token_ids: prompt and the tokens generated so far.
         num_prompt_tokens: how many of them are the prompt.
         eos_token_ids: masked, like params.stop_token_ids, below min_tokens; not if params.ignore_eos.
-        synthetic_rates: None = strict acceptance; else P(first i drafts accepted) for i = 1, 2, ...
+        synthetic_rates: None = strict acceptance; else P(first i drafts accepted) for i = 1, 2, ..., checked by the caller.
         device: where the logits will be.
 
     Raises:
-        InvalidArgumentError: a token id outside the vocabulary, parameters that leave nothing to sample, or bad rates.
+        InvalidArgumentError: a token id outside the vocabulary, or parameters that leave nothing to sample.
     """
 
     def __init__(
