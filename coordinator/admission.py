@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_SETBACKS = 5
+_SUSPECT_SETBACKS = 2
+"""A sequence that lost its verifier so often without a new token may be the reason: it runs alone until it has one."""
 
 
 class Admission:
@@ -109,6 +111,8 @@ def has_room(lane: "Lane", sequence: Sequence) -> bool:
         return False
     if not lane.running:
         return True
+    if sequence.num_setbacks >= _SUSPECT_SETBACKS or any(other.num_setbacks >= _SUSPECT_SETBACKS for other in lane.running):
+        return False
     block_size = lane.block_size
     num_needed = -(-(len(sequence.token_ids) + 1) // block_size) + len(lane.running)
     for other in lane.running:

@@ -189,11 +189,7 @@ class Lane:
 
     async def _connect(self) -> None:
         description = await self._peer.describe()
-        try:
-            await self.admission.accept(self._peer, description)
-        except FailedPreconditionError:
-            self.counters.num_verifier_refusals += 1
-            raise
+        await self.admission.accept(self._peer, description)
         stream = self._stream = self._peer.open_stream()
         self._session += 1
         stream.send(VerifyRound(self._session, self.index, 0, hello=self._hello))
@@ -237,6 +233,7 @@ class Lane:
             self.counters.num_verifier_losses += 1
             self.log.warning(f"lost {self.index}", "lane %d lost %s; %d sequences wait for a verifier", self.index, self.reason, len(self.running))
         else:
+            self.counters.num_verifier_refusals += isinstance(error, FailedPreconditionError)
             self.log.warning(f"without {self.index}", "lane %d can't use %s", self.index, self.reason)
         self.is_ready = False
         self._hang_up()

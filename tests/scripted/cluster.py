@@ -28,6 +28,7 @@ class Cluster:
         verifiers, drafters: their scripts.
         grpc: real gRPC instead of the in-process transport.
         k: num_speculative_tokens; schedule: num_speculative_tokens_per_batch_size.
+        absent: names of services that are not there at the start.
         config: further fields of CoordinatorConfig.
     """
 
@@ -39,6 +40,7 @@ class Cluster:
         grpc: bool = False,
         k: int = 5,
         schedule: Sequence[Sequence[int]] | None = None,
+        absent: Sequence[str] = (),
         **config: Any,
     ) -> None:
         self.verifiers = [ScriptedVerifier(dataclasses.replace(script)) for script in verifiers]
@@ -49,6 +51,7 @@ class Cluster:
         self._speculative = SpeculativeConfig(
             num_speculative_tokens=k, num_speculative_tokens_per_batch_size=None if schedule is None else tuple(tuple(entry) for entry in schedule)
         )
+        self._absent = absent
         self._config_changes = config
         self._patch = mock.patch("coordinator.engine.step", self._checked_step)
         self.engine: Engine = None  # type: ignore[assignment]
@@ -56,6 +59,8 @@ class Cluster:
     async def __aenter__(self) -> "Cluster":
         verifiers = [await self._network.put(f"v{i}", verifier) for i, verifier in enumerate(self.verifiers)]
         drafters = [await self._network.put(f"d{i}", drafter) for i, drafter in enumerate(self.drafters)]
+        for name in self._absent:
+            await self._network.kill(name)
         config = CoordinatorConfig(
             verifiers=tuple(verifiers), drafters=tuple(drafters), speculative_config=self._speculative, **self._config_changes
         )  # fmt: skip
@@ -67,10 +72,12 @@ class Cluster:
             self._patch.stop()
             await self._network.close()
             raise
+        self._follower = asyncio.create_task(self._follow_readiness())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._patch.stop()
+        self._follower.cancel()
         await self.engine.stop(0)
         self.engine.check_integrity()
         await self._network.close()
@@ -86,9 +93,14 @@ class Cluster:
         return self
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns once a condition holds; it is looked at after every step and every delta."""
+        """Returns once a condition holds; it is looked at after every step, delta and change of readiness."""
         while not condition():
             await self._progress.wait()
+
+    async def settle(self) -> None:
+        """Lets messages that are under way arrive; with the in-process transport only."""
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     def advance(self) -> None:
         """Something has happened that a test may wait for."""
@@ -115,6 +127,11 @@ class Cluster:
     async def restart_drafter(self, index: int, **changes: Any) -> None:
         self.drafters[index] = ScriptedDrafter(dataclasses.replace(self.drafters[index].script, **changes))
         await self._network.put(f"d{index}", self.drafters[index])
+
+    async def _follow_readiness(self) -> None:
+        while True:
+            await self.engine.readiness_changed()
+            self.advance()
 
     async def _checked_step(self, lane: Lane) -> None:
         await step(lane)

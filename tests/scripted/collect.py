@@ -30,7 +30,7 @@ class CollectingSink:
         self.error: ErrorStatus | None = None
         self.num_unread = 0
         self._holds = holds
-        self._on_tokens = on_tokens
+        self.on_tokens = on_tokens
         self._ended = asyncio.Event()
         self._notify: tuple[int, Callable[[], None]] | None = None
 
@@ -77,6 +77,10 @@ class CollectingSink:
             (_, callback), self._notify = self._notify, None
             callback()
 
+    def stop_holding(self) -> None:
+        self._holds = False
+        self.read(self.num_unread)
+
     def _add(self, index: int, token_ids: list[int], origins: bytes) -> None:
         choice = self.choices[index]
         assert not self.ended, f"{len(token_ids)} tokens after the end"
@@ -87,4 +91,4 @@ class CollectingSink:
         if self._holds:
             self.num_unread += len(token_ids)
         if token_ids:
-            self._on_tokens()
+            self.on_tokens()

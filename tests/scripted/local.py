@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.errors import AbortedError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.messages import DraftResult, DraftRound, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound, Welcome
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.verifier import ScriptedVerifier
@@ -161,12 +161,11 @@ class _LocalVerifyStream(_LocalStream):
         verifier: ScriptedVerifier = self._service
         hello = (await self._next()).hello
         self._session, welcome = verifier.open_session(hello)
+        self._session.on_taken_over = lambda: self.end(AbortedError("taken over by another stream of this coordinator"))
         self._inbox.put_nowait(VerifyResult(0, 0, 0, welcome=welcome))
         while True:
             message = await self._next()
             await pause(verifier.script.delay_s, message)
-            if self._session.is_over:
-                raise UnavailableError("taken over")
             self._inbox.put_nowait(verifier.launch(self._session))
 
     def _end_session(self) -> None:

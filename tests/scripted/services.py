@@ -60,6 +60,7 @@ class _VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         session, welcome = verifier.open_session(first.hello)
         yield verify.pack_result(VerifyResult(first.session, first.lane, 0, welcome=welcome))
         rounds: asyncio.Queue[Any] = asyncio.Queue()
+        session.on_taken_over = lambda: rounds.put_nowait(AbortedError("taken over by another stream of this coordinator"))
 
         async def receive() -> None:
             try:
@@ -81,7 +82,7 @@ class _VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                     raise message
                 await pause(verifier.script.delay_s, message)
                 if session.is_over:
-                    raise AbortedError("taken over by another stream of this coordinator")
+                    continue  # what it was taken over with comes next
                 yield verify.pack_result(verifier.launch(session))
         finally:
             reader.cancel()

@@ -79,6 +79,7 @@ class Session:
     closed_early: set[SlotRef] = field(default_factory=set)
     last_round: int = 0
     is_over: bool = False
+    on_taken_over: Callable[[], None] = lambda: None
 
 
 class ScriptedVerifier:
@@ -125,6 +126,7 @@ class ScriptedVerifier:
             if hello.incarnation < held.hello.incarnation:
                 raise FailedPreconditionError(f"incarnation {hello.incarnation} is older than {held.hello.incarnation}, which holds this verifier")
             self.end_session(held)
+            held.on_taken_over()
         self.session = Session(hello, min(hello.max_outstanding_rounds, self.script.max_outstanding_rounds))
         welcome = Welcome(self.script.instance_id, self.session.max_outstanding_rounds, self.num_blocks - self.num_blocks_used)
         return self.session, welcome

@@ -1,0 +1,261 @@
+"""Peers that do not match, hang, answer wrongly or never come back."""
+
+import logging
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.engine import Engine
+from specwire.config import CoordinatorConfig
+from specwire.errors import FailedPreconditionError, InternalError
+from specwire.messages import DraftCost, FinishReason, VerifyOpen
+from tests.coordinator.byte_tokenizer import make_spec
+from tests.scripted.cluster import Cluster
+from tests.scripted.drafter import DrafterScript
+from tests.scripted.local import LocalNetwork
+from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
+from tests.scripted.verifier import ScriptedVerifier, VerifierScript
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def goes_bad(open_: VerifyOpen, index: int) -> bool:
+    return open_.noise_key == 13 and index == 20
+
+
+@pytest.mark.parametrize("grpc_", [False, True])
+@pytest.mark.parametrize("num_drafters", [0, 1])
+async def test_nan_ends_only_its_own_request(num_drafters: int, grpc_: bool) -> None:
+    drafters = [DrafterScript(acceptance=0.7)] * num_drafters
+    async with Cluster([VerifierScript(is_bad=goes_bad)], drafters, grpc=grpc_, min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit(PROMPT, seed=seed, max_tokens=40) for seed in (12, 13, 14)]
+        bad = (await running[1].sink.wait()).choices[0]
+        assert bad.finish_reason is FinishReason.ERROR
+        assert bad.error is not None
+        assert bad.error.code == grpc.StatusCode.INTERNAL.value[0]
+        assert "not finite" in bad.error.message
+        assert bad.usage is not None
+        assert bad.usage.num_generated_tokens == len(bad.token_ids) <= 15
+        assert bad.token_ids == running[1].expected()[: len(bad.token_ids)]
+        await running[0].check()
+        await running[2].check()
+        await cluster.until(lambda: cluster.verifiers[0].num_blocks_used == 0)
+        assert cluster.engine.counters.num_bad_rows >= 1
+
+
+async def test_no_verifier_comes_back() -> None:
+    async with Cluster(verifier_wait_s=0.2) as cluster:
+        await cluster.ready()
+        running = [cluster.submit(PROMPT, seed=1, max_tokens=400), cluster.submit(PROMPT, seed=2, max_tokens=400, n=2)]
+        await cluster.until(lambda: len(running[0].sink.choices[0].token_ids) > 5)
+        await cluster.kill_verifier(0)
+        for request in running:
+            error = (await request.sink.wait()).error
+            num_tokens = len(request.sink.choices[0].token_ids)
+            assert error is not None
+            assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert f"it has {num_tokens} of at most 400" in error.message
+            assert "0.2 s" in error.message
+            assert request.sink.choices[0].token_ids == request.expected()[:num_tokens]
+
+
+@pytest.mark.parametrize("grpc_", [False, True])
+async def test_no_verifier_at_first(grpc_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.engine._PROBE_S", 0.05)
+    async with Cluster(drafters=[DrafterScript()], grpc=grpc_, min_draft_wait_ms=1000, absent=["v0"]) as cluster:
+        assert cluster.engine.ready == (False, "lane 0: not reached yet")
+        assert cluster.engine.description is None
+        await cluster.restart_verifier(0)
+        await cluster.all_there()
+        await cluster.submit(PROMPT, seed=1, max_tokens=30).check()
+        assert cluster.engine.counters.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"weights_hash": "others"}, ["weights_hash", "'others'", "'weights'"]),
+        ({"dtype": "bfloat16"}, ["dtype", "bfloat16", "float32"]),
+        ({"numerics_version": "2"}, ["numerics_version", "'2'", "'1'"]),
+        ({"vocab_size": 1001}, ["vocab_size", "1001", "1000"]),
+        ({"rejection_sample_method": "synthetic"}, ["rejection_sample_method"]),
+    ],
+)
+async def test_verifiers_that_do_not_match(changes: dict[str, Any], parts: list[str]) -> None:
+    """Refused at the start; later, such a lane stays out and says why."""
+    with pytest.raises(FailedPreconditionError) as refused:
+        async with Cluster([VerifierScript(), VerifierScript(**changes)]):
+            pass
+    assert [part for part in parts if part not in str(refused.value)] == []
+    async with Cluster([VerifierScript(), VerifierScript()]) as cluster:
+        await cluster.all_there()
+        await cluster.restart_verifier(1, **changes)
+        await cluster.until(lambda: cluster.engine.counters.num_verifier_refusals > 0)
+        assert cluster.engine.ready.is_ready
+        assert [part for part in parts if part not in cluster.engine.ready.reason] == []
+        await cluster.submit(PROMPT, seed=1, max_tokens=20).check()
+
+
+async def test_capacities_are_those_of_the_smallest_verifier() -> None:
+    scripts = [VerifierScript(max_model_len=300, max_num_seqs=20), VerifierScript(max_num_batched_tokens=64, num_blocks=50)]
+    async with Cluster(scripts, [DrafterScript()], k=20, schedule=[[1, 4, 30], [5, 99, 2]]) as cluster:
+        engine = (await cluster.ready()).engine.description
+        assert engine is not None
+        assert (engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens, engine.num_speculative_tokens) == (200, 16, 64, 8)
+        assert engine.schedule == (0, *[8] * 4, *[2] * 12)
+        text = "\n".join(engine.reasons)
+        assert [part for part in ("from 300 to 200", "from 20 to 8", "[1, 4, 30]", "end cut to max_num_seqs = 16") if part not in text] == []
+
+
+async def test_a_later_verifier_that_is_too_small_is_refused() -> None:
+    async with Cluster([VerifierScript(), VerifierScript()]) as cluster:
+        await cluster.all_there()
+        await cluster.restart_verifier(1, max_model_len=100)
+        await cluster.until(lambda: cluster.engine.counters.num_verifier_refusals > 0)
+        assert "max_model_len is 100, but requests were admitted for 512" in cluster.engine.ready.reason
+
+
+async def test_tokenizer_mismatch_at_the_start() -> None:
+    scripts = [byte_verifier_script()], [byte_drafter_script(tokenizer_fingerprint="another", vocab_size=300)]
+    with pytest.raises(FailedPreconditionError, match=f"fingerprint another and 300 ids.*{make_spec().fingerprint} and 266"):
+        async with Cluster(*scripts):
+            pass
+
+
+async def test_tokenizer_mismatch_later() -> None:
+    async with Cluster([byte_verifier_script()], [byte_drafter_script()], min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        await cluster.restart_drafter(0, tokenizer_fingerprint="another")
+        request = cluster.submit(PROMPT, seed=1, max_tokens=300)
+        await request.check()
+        await cluster.until(lambda: cluster.engine.counters.num_drafter_refusals > 0)
+        await cluster.restart_drafter(0)
+
+
+async def test_padded_vocabularies_match() -> None:
+    script = byte_drafter_script(vocab_size=512)
+    async with Cluster([byte_verifier_script()], [script], min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        await cluster.submit(PROMPT, seed=1, max_tokens=30).check()
+        assert cluster.engine.counters.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("same_id", [False, True])
+async def test_second_coordinator(same_id: bool) -> None:
+    """Another id is refused and told who holds the verifier; a later incarnation of the same id takes over."""
+    network = LocalNetwork()
+    network.put("v:1", ScriptedVerifier())
+    engines = [
+        Engine(CoordinatorConfig(verifiers=("v:1",), coordinator_id=name), network.connect_verifier)
+        for name in ("first", "first" if same_id else "second")
+    ]
+    await engines[0].start()
+    while not engines[0].ready.is_ready:
+        await engines[0].readiness_changed()
+    await engines[1].start()
+    if same_id:
+        while engines[0].ready.is_ready:
+            await engines[0].readiness_changed()
+        while not engines[1].ready.is_ready:
+            await engines[1].readiness_changed()
+        while "incarnation" not in engines[0].ready.reason:
+            await engines[0].readiness_changed()
+        await engines[1].stop(0)
+        while not engines[0].ready.is_ready:
+            await engines[0].readiness_changed()
+        await engines[0].stop(0)
+    else:
+        while "held by coordinator 'first'" not in engines[1].ready.reason:
+            await engines[1].readiness_changed()
+        assert engines[1].counters.num_verifier_refusals > 0
+        assert engines[0].ready.is_ready
+        await engines[0].stop(0)
+        while not engines[1].ready.is_ready:
+            await engines[1].readiness_changed()
+        await engines[1].stop(0)
+
+
+async def test_a_sequence_that_no_verifier_survives_is_given_up() -> None:
+    """A request that kills whatever runs it must not take the coordinator through restarts for ever; the others go on."""
+
+    def poison(open_: VerifyOpen, index: int) -> bool:
+        if open_.noise_key == 13:
+            raise InternalError("the device is gone")
+        return False
+
+    async with Cluster([VerifierScript(is_bad=poison)]) as cluster:
+        await cluster.ready()
+        request, *others = [cluster.submit(PROMPT, seed=seed, max_tokens=60) for seed in (13, 1, 2)]
+        choice = (await request.sink.wait()).choices[0]
+        assert choice.finish_reason is FinishReason.ERROR
+        assert choice.error is not None
+        assert "the device is gone" in choice.error.message
+        assert cluster.engine.counters.num_verifier_losses == 6
+        for other in others:
+            await other.check()
+
+
+async def test_alone_and_out_of_blocks() -> None:
+    """A verifier that promised more blocks than it has: the request ends with the numbers."""
+    async with Cluster([VerifierScript(num_usable_blocks=10)]) as cluster:
+        request = (await cluster.ready()).submit(PROMPT, seed=1, max_tokens=100)
+        choice = (await request.sink.wait()).choices[0]
+        assert choice.finish_reason is FinishReason.ERROR
+        assert choice.error is not None
+        assert choice.error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert f"{len(PROMPT) + len(choice.token_ids)} tokens" in choice.error.message
+        assert choice.token_ids == request.expected()[: len(choice.token_ids)]
+        assert len(choice.token_ids) > 30
+        await cluster.submit(PROMPT, seed=1, max_tokens=20).check()
+
+
+async def test_a_hung_drafter_loses_its_sequences_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.link._HUNG_S", 0.02)
+    async with Cluster([VerifierScript(delay_s=0.001)], [DrafterScript(delay_s=3600), DrafterScript()], min_draft_wait_ms=5) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit(PROMPT, seed=seed, max_tokens=300) for seed in range(4)]
+        await cluster.until(lambda: cluster.drafters[1].num_open == 4)
+        for request in running:
+            await request.check()
+        assert all(r.sink.choices[0].spec_stats is not None and r.sink.choices[0].spec_stats.num_accepted_tokens > 50 for r in running)
+
+
+async def test_the_first_wait_is_seeded_by_the_drafters_own_measurement() -> None:
+    """A drafter that says that it takes 30 ms is waited for; one that says nothing is not, at a least wait of 1 ms."""
+    for costs, expects_drafts in (((DraftCost(5, 1, 30.0),), True), ((), False)):
+        async with Cluster(drafters=[DrafterScript(delay_s=0.03, draft_cost=costs)], min_draft_wait_ms=1) as cluster:
+            await cluster.all_there()
+            request = cluster.submit(PROMPT, seed=1, max_tokens=7)
+            await request.check()
+            stats = request.sink.choices[0].spec_stats
+            assert stats is not None
+            assert (stats.num_accepted_tokens > 0) == expects_drafts
+
+
+async def test_a_full_drafter_leaves_the_rest_plain(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster(drafters=[DrafterScript(max_num_seqs=2)], min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit(PROMPT, seed=seed, max_tokens=20 + 10 * seed) for seed in range(5)]
+        for request in running:
+            await request.check()
+        drafted = [r.sink.choices[0].spec_stats.num_drafts > 0 for r in running if r.sink.choices[0].spec_stats is not None]
+        assert drafted[:2] == [True, True]
+        assert sum(drafted) >= 3, "a slot that is freed goes to a sequence that waits for one"
+        await cluster.settle()
+        assert cluster.drafters[0].num_open == 0
+
+
+async def test_a_fault_in_the_step_costs_a_reconnection_not_the_lane(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Our own mistake in one step is logged whole; the lane's sequences are opened anew."""
+    async with Cluster() as cluster:
+        request = (await cluster.ready()).submit(PROMPT, seed=1, max_tokens=60)
+        await cluster.until(lambda: len(request.sink.choices[0].token_ids) > 10)
+        lane = cluster.engine.lanes[0]
+        monkeypatch.setattr(lane, "take_answers", lambda: 1 / 0)
+        with caplog.at_level(logging.ERROR):
+            await cluster.until(lambda: not lane.is_ready)
+        monkeypatch.undo()
+        await request.check()
+        assert "ZeroDivisionError" in caplog.text
