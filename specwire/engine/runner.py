@@ -42,11 +42,7 @@ class ModelRunner:
         return self.model.forward(batch, self.kv_cache)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, row_indices: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, row_indices: Sequence[int]) -> torch.Tensor:
         """Float32 logits [R, vocab_size] of the chosen token rows [R] of `hidden`."""
-        rows = row_indices if isinstance(row_indices, torch.Tensor) else torch.tensor(row_indices, dtype=torch.int64, device=hidden.device)
-        return self.model.logits(hidden if rows.numel() == hidden.shape[0] and _is_range(row_indices) else hidden.index_select(0, rows))
-
-
-def _is_range(rows: Sequence[int] | torch.Tensor) -> bool:
-    return not isinstance(rows, torch.Tensor) and list(rows) == list(range(len(rows)))
+        rows = torch.tensor(row_indices, dtype=torch.int64, device=hidden.device)
+        return self.model.logits(hidden.index_select(0, rows))

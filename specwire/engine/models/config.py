@@ -63,11 +63,6 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
-    @property
-    def kv_bytes_per_element_token(self) -> int:
-        """Elements of K and V that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
         """Reads `config.json` (and the EOS ids of `generation_config.json` where there is one).
