@@ -12,6 +12,7 @@ from .slots import Round, Slot
 if TYPE_CHECKING:
     from .lane import Lane
 
+_OK = RowStatus.OK
 _MAX_DRAFTS = 128
 _PLAIN = bytes([TokenOrigin.PLAIN])
 _RECOVERED = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.RECOVERED]) for accepted in range(_MAX_DRAFTS)]
@@ -24,6 +25,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     counters = lane.counters
     max_backlog = lane.admission.config.max_stream_backlog
     is_short_of_blocks = False
+    sum_rows = sum_drafts = sum_accepted = 0
     for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
         status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer
         drafts = row.draft_tokens
@@ -36,7 +38,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
         if sequence.is_finished or sequence.slot is not slot:
             counters.num_dropped_rows += 1
             continue
-        if status is not RowStatus.OK:
+        if status is not _OK:
             is_short_of_blocks |= _fail_row(lane, slot, status, error)
             continue
         slot.last_ran_round = round_.number
@@ -52,9 +54,9 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             num_drafts = len(drafts)
             sequence.num_draft_tokens += num_drafts
             sequence.accept_counts[num_accepted] += 1
-            counters.num_drafts += 1
-            counters.num_draft_tokens += num_drafts
-            counters.num_accepted_tokens += num_accepted
+            sum_rows += 1
+            sum_drafts += num_drafts
+            sum_accepted += num_accepted
             origins = _BONUS[num_accepted] if num_accepted == num_drafts else _RECOVERED[num_accepted]
         num_taken, reason, stop_cause, text = sequence.rules.push(token_ids)
         if num_taken < len(token_ids):
@@ -74,6 +76,9 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
         if sink.num_backlog_tokens > max_backlog:
             sequence.is_paused = True
             sink.notify_below(max_backlog // 2 + 1, sequence.request.resume)
+    counters.num_drafts += sum_rows
+    counters.num_draft_tokens += sum_drafts
+    counters.num_accepted_tokens += sum_accepted
     if is_short_of_blocks and round_.number >= lane.preempted_round:
         _preempt_newest(lane)
 

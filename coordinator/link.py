@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from specwire.errors import InternalError, SpecwireError
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 _HUNG_S = 1.0
 """A drafter that is this late loses its sequences to another one."""
 _MAX_FAILURES = 3
+_OK = RowStatus.OK
+_new = tuple.__new__
+"""Makes a named tuple in a third of the time that its class takes."""
 
 
 class DraftLink:
@@ -97,8 +101,9 @@ class DraftLink:
         if not self.is_usable:
             return
         opens = self._take_opens() if may_open else []
-        commits, rows, most_drafts = [], [], 0
-        make_row, make_commit = DraftRow._make, DraftCommit._make  # faster than the classes
+        commits: list[DraftCommit] = []
+        rows: list[DraftRow] = []
+        most_drafts = 0
         self._round += 1
         for place in asks:
             if not place.is_open or self.slots.get(place.index) is not place:
@@ -106,9 +111,9 @@ class DraftLink:
             token_ids = place.sequence.token_ids
             base_len = len(token_ids)
             if place.num_sent_tokens < base_len:
-                commits.append(make_commit((place.index, place.epoch, place.num_sent_tokens, token_ids[place.num_sent_tokens :])))
+                commits.append(_new(DraftCommit, (place.index, place.epoch, place.num_sent_tokens, token_ids[place.num_sent_tokens :])))
                 place.num_sent_tokens = base_len
-            rows.append(make_row((place.index, place.epoch, base_len, place.num_asked, place.parent_round)))
+            rows.append(_new(DraftRow, (place.index, place.epoch, base_len, place.num_asked, place.parent_round)))
             place.parent_round = self._round
             most_drafts = max(most_drafts, place.num_asked)
         if not (rows or opens or self._closes):
@@ -266,7 +271,7 @@ class DraftLink:
             place = slots.get(index)
             if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
                 counters.num_stale_drafts += 1
-            elif status is not RowStatus.OK:
+            elif status is not _OK:
                 self._fail(place, status, error)
             elif len(drafts) > (place.num_asked if is_asked else num_asked) or not (all_are_sane or self._are_sane([row])):
                 counters.num_garbage_drafts += 1
@@ -279,8 +284,8 @@ class DraftLink:
 
     def _are_sane(self, rows: list[DraftRowResult]) -> bool:
         """Whether all drafts are in the vocabulary and all confidences in [0, 1]; a NaN makes the sum NaN, which is in no range."""
-        drafts = [draft for row in rows for draft in row.draft_tokens]
-        scores = [score for row in rows for score in row.confidences]
+        drafts = list(chain.from_iterable([row.draft_tokens for row in rows]))
+        scores = list(chain.from_iterable([row.confidences for row in rows]))
         return not drafts or (
             min(drafts) >= 0 and max(drafts) < self.lane.vocab_size and 0 <= sum(scores) <= len(scores) and min(scores) >= 0 and max(scores) <= 1
         )

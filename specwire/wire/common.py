@@ -38,7 +38,7 @@ _STATUSES = {status.value: status for status in RowStatus}
 def unpack_statuses(data: bytes) -> list[RowStatus]:
     """One RowStatus a byte; InvalidArgumentError for a number that this build does not know."""
     try:
-        return [_STATUSES[value] for value in data]
+        return list(map(_STATUSES.__getitem__, data))
     except KeyError as error:
         raise InvalidArgumentError(
             f"statuses hold {error.args[0]}, but known row statuses are 1 to {max(_STATUSES)}; run the same version everywhere"

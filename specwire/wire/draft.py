@@ -7,6 +7,7 @@ from specwire.v1 import drafter_pb2 as pb
 from specwire.wire import common
 from specwire.wire.arrays import (
     check_columns,
+    make_rows,
     pack_float32,
     pack_int32,
     pack_int64,
@@ -70,7 +71,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
         opens=[_unpack_open(open_) for open_ in request.opens],
         commits=[DraftCommit._make((*head[:3], run)) for head, run in zip(heads, runs, strict=True)],
         features=[common.unpack_feature(feature) for feature in request.features],
-        rows=list(map(DraftRow._make, row_heads)),
+        rows=make_rows(DraftRow, row_heads),
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
         traceparent=request.traceparent,
         sent_ns=request.sent_ns,
@@ -116,7 +117,7 @@ def unpack_result(response: pb.DraftResponse) -> DraftResult:
         session=response.session,
         lane=response.lane,
         round=response.round,
-        rows=list(map(DraftRowResult._make, zip(*columns, drafts, scores, row_errors, strict=False))),
+        rows=make_rows(DraftRowResult, zip(*columns, drafts, scores, row_errors, strict=False)),
         proposals=common.unpack_proposals(response.proposals, sum(num_drafts)) if response.HasField("proposals") else None,
         conditional=common.unpack_conditional(response.conditional) if response.HasField("conditional") else None,
         timing=common.unpack_timing(response.timing),

@@ -9,6 +9,7 @@ from specwire.v1.types_pb2 import LogitOverlay as LogitOverlayMessage
 from specwire.wire import common
 from specwire.wire.arrays import (
     check_columns,
+    make_rows,
     pack_float32,
     pack_int32,
     pack_int64,
@@ -63,7 +64,7 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
         opens=[_unpack_open(open_) for open_ in request.opens],
-        rows=list(map(VerifyRow._make, zip(*columns, drafts, strict=True))),
+        rows=make_rows(VerifyRow, zip(*columns, drafts, strict=True)),
         overlays=[_unpack_overlay(overlay, len(drafts)) for overlay in rows.overlays],
         proposals=common.unpack_proposals(rows.proposals, sum(num_drafts)) if rows.HasField("proposals") else None,
         conditional=conditional,
@@ -122,7 +123,7 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
         session=response.session,
         lane=response.lane,
         round=response.round,
-        rows=list(map(VerifyRowResult._make, zip(*columns[:4], tokens, row_logprobs, row_errors, strict=False))),
+        rows=make_rows(VerifyRowResult, zip(*columns[:4], tokens, row_logprobs, row_errors, strict=False)),
         free_blocks=response.free_blocks,
         promised_blocks=response.promised_blocks,
         num_padded_tokens=response.num_padded_tokens,
