@@ -38,23 +38,40 @@ class _Connection:
         self.session = Session(self.channel, address, max_message_bytes)
         self._fetching = asyncio.Lock()
         self._tokenizer: tuple[int, Tokenizer | None] | None = None
+        self._closed = False
 
     async def tokenizer(self) -> "Tokenizer | None":
-        """Fetched once for as long as the session holds: another coordinator may answer after it broke."""
+        """Fetched once for as long as the session holds: another coordinator may answer after it broke.
+
+        Raises:
+            UnavailableError: it can't be fetched, or the connection was closed meanwhile.
+        """
         async with self._fetching:
+            self._check_open()
             if self._tokenizer is None or self._tokenizer[0] != self.session.num_breaks:
                 num_breaks = self.session.num_breaks
                 try:
                     spec = await fetch_tokenizer(self.channel)
                 except UnavailableError as error:
                     raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); is it running there?") from None
+                except asyncio.CancelledError:
+                    # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
+                    self._check_open()
+                    raise
                 # Reading a large vocabulary takes a good part of a second.
                 self._tokenizer = num_breaks, None if spec is None else await asyncio.to_thread(_load_tokenizer, spec)
+            self._check_open()
             return self._tokenizer[1]
 
     async def close(self) -> None:
+        self._closed = True
         await self.session.close()
         await self.channel.close()
+
+    def _check_open(self) -> None:
+        task = asyncio.current_task()
+        if self._closed and not (task and task.cancelling()):
+            raise UnavailableError(f"the connection to the coordinator at {self._address} is gone: the client was closed")
 
 
 class AsyncClient:
