@@ -24,9 +24,13 @@ class Segment:
         return self.slot.token_ids[self.start_position : self.start_position + self.num_known] + self.draft_tokens
 
     @property
+    def num_tokens(self) -> int:
+        return self.num_known + len(self.draft_tokens)
+
+    @property
     def end_position(self) -> int:
         """Behind the last token."""
-        return self.start_position + self.num_known + len(self.draft_tokens)
+        return self.start_position + self.num_tokens
 
 
 def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segment | None:

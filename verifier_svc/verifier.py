@@ -6,6 +6,7 @@ Nothing that knows of streams, coordinators, clocks or threads may be added here
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.runner import ModelRunner
@@ -19,6 +20,14 @@ from .slots import Slot, VerifierLimits, open_slot
 logger = logging.getLogger(__name__)
 
 _BAD_NUMBERS = "the model's logits are NaN or infinite, or no token was left to sample; the request cannot go on"
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the rows of a round ask for so far."""
+
+    slots: set[int] = field(default_factory=set)
+    num_tokens: int = 0
 
 
 class Verifier:
@@ -63,8 +72,8 @@ class Verifier:
             self._close(ref)
         for message in request.opens:
             self._open(message)
-        tokens_of_slot: dict[int, int] = {}
-        planned = [self._plan(request, index, tokens_of_slot) for index in range(len(request.rows))]
+        tally = _Tally()
+        planned = [self._plan(request, index, tally) for index in range(len(request.rows))]
         outputs = iter(run_segments(self._runner, self._blocks, [plan for plan in planned if isinstance(plan, Segment)]))
         rows = [self._commit(request.round, plan, next(outputs)) if isinstance(plan, Segment) else plan for plan in planned]
         self.num_rows.update(row.status for row in rows)
@@ -74,7 +83,7 @@ class Verifier:
             round=request.round,
             rows=rows,
             free_blocks=self.num_free_blocks,
-            num_padded_tokens=sum(len(plan.token_ids) for plan in planned if isinstance(plan, Segment)),
+            num_padded_tokens=sum(plan.num_tokens for plan in planned if isinstance(plan, Segment)),
             traceparent=request.traceparent,
         )
 
@@ -134,21 +143,21 @@ class Verifier:
             del self._slots[ref.slot]
             self._blocks.close(ref.slot, forget=bool(slot.error))
 
-    def _plan(self, request: VerifyRound, index: int, tokens_of_slot: dict[int, int]) -> Segment | VerifyRowResult:
+    def _plan(self, request: VerifyRound, index: int, tally: _Tally) -> Segment | VerifyRowResult:
         """A row's segment, its blocks reserved, or the answer of a row that the model need not see.
 
         Args:
             index: of the row.
-            tokens_of_slot: tokens of this round's rows so far; the row adds its own.
+            tally: of the rows before it; the row is added.
         """
         row = request.rows[index]
         slot = self._slots.get(row.slot)
         if slot is None or slot.epoch != row.epoch:
             return VerifyRowResult(RowStatus.STALE)
-        if not slot.error and row.slot not in tokens_of_slot and row.parent_round != slot.last_round:
+        if not slot.error and row.slot not in tally.slots and row.parent_round != slot.last_round:
             return _answer(slot, RowStatus.STALE)
         try:
-            self._check_row(request, index, slot, tokens_of_slot)
+            self._check_row(request, index, slot, tally)
             segment = plan_row(slot, row, self.limits)
         except InvalidArgumentError as error:
             return _kill(slot, str(error))
@@ -157,20 +166,20 @@ class Verifier:
             return _answer(slot, RowStatus.OK)
         return segment if self._blocks.reserve(slot.slot, segment.end_position) else _answer(slot, RowStatus.OUT_OF_BLOCKS)
 
-    def _check_row(self, request: VerifyRound, index: int, slot: Slot, tokens_of_slot: dict[int, int]) -> None:
+    def _check_row(self, request: VerifyRound, index: int, slot: Slot, tally: _Tally) -> None:
         """What depends on the rest of the round; raises InvalidArgumentError."""
         row = request.rows[index]
         if slot.error:
             raise InvalidArgumentError(slot.error)
-        if row.slot in tokens_of_slot:
+        if row.slot in tally.slots:
             raise InvalidArgumentError(f"slot {row.slot} has two rows in round {request.round}; send one row a slot and round")
         if any(overlay.row == index for overlay in request.overlays):
             raise InvalidArgumentError(f"row {index} has a logit overlay (grammar), which this verifier does not apply; remove it")
-        tokens_of_slot[row.slot] = row.token_budget or 1 + len(row.draft_tokens)
-        num_tokens = sum(tokens_of_slot.values())
-        if num_tokens > self.limits.max_num_batched_tokens:
+        tally.slots.add(row.slot)
+        tally.num_tokens += row.token_budget or 1 + len(row.draft_tokens)
+        if tally.num_tokens > self.limits.max_num_batched_tokens:
             raise InvalidArgumentError(
-                f"with row {index} round {request.round} has {num_tokens} tokens, but max_num_batched_tokens is "
+                f"with row {index} round {request.round} has {tally.num_tokens} tokens, but max_num_batched_tokens is "
                 f"{self.limits.max_num_batched_tokens}; send fewer, or raise it at the verifier"
             )
 

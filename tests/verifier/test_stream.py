@@ -349,10 +349,10 @@ async def test_health_and_reflection(served):
 
 
 async def test_loading_answers_not_serving_and_unavailable(model, socket_dir):
-    loading = threading.Event()
-    serving = serve(make_verifier(model), socket_dir, before_load=lambda: loading.wait(10))
+    started, loading = threading.Event(), threading.Event()
+    serving = serve(make_verifier(model), socket_dir, before_load=lambda: (started.set(), loading.wait(10)))
     starting = asyncio.create_task(serving.__aenter__())
-    await until(lambda: any(socket_dir.iterdir()))
+    await until(started.is_set)
     async with grpc.aio.insecure_channel(f"unix:{next(socket_dir.iterdir())}") as channel:
         stream = VerifyStream(verifier_pb2_grpc.VerifierServiceStub(channel), Hello("c", 1, 2))
         await stream.send(VerifyRound(1, 0, 0))
