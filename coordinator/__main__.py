@@ -1,6 +1,7 @@
 """`python -m coordinator --flag value`: one coordinator process."""
 
 import asyncio
+import gc
 import logging
 import sys
 
@@ -13,6 +14,7 @@ from .server import CoordinatorServer
 
 logger = logging.getLogger(__name__)
 
+_GC_THRESHOLD = 20_000
 _GRACE_S = 10.0
 _LAST_WORDS_S = 1.0
 """What the server gets on top, to deliver how the last requests ended."""
@@ -27,6 +29,7 @@ async def serve(config: CoordinatorConfig) -> None:
     tasks: list[asyncio.Task[None]] = []
     try:
         await engine.start()
+        _calm_garbage_collector()
         tasks = [asyncio.create_task(server.follow_readiness()), asyncio.create_task(_announce(engine, server))]
         await stop_signal
         logger.info("stopping")
@@ -35,6 +38,12 @@ async def serve(config: CoordinatorConfig) -> None:
         await asyncio.gather(engine.stop(_GRACE_S), server.stop(_GRACE_S + _LAST_WORDS_S))
         for task in tasks:
             task.cancel()
+
+
+def _calm_garbage_collector() -> None:
+    """A step makes thousands of tuples that die with it: at the default threshold of 700 they cost a third of its time in collections."""
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 async def _announce(engine: Engine, server: CoordinatorServer) -> None:
