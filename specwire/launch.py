@@ -32,6 +32,7 @@ class ServiceSpec:
         arguments: the module's command line.
         address: where its health service answers.
         essential: its end is the end of everything; other services are restarted.
+        environment: variables (name, value) for it, unless they are set already.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ServiceSpec:
     arguments: tuple[str, ...]
     address: str
     essential: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 class ServiceProcess:
@@ -64,6 +66,7 @@ class ServiceProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env={**dict(self.spec.environment), **os.environ},
         )
         self._last_lines.clear()
         self._reader = asyncio.create_task(self._read_lines(self._process))
