@@ -7,7 +7,7 @@ from specwire.config import CoordinatorConfig
 from specwire.messages import ServiceDescription
 
 from .countdown import Countdown
-from .limits import EngineDescription, check_drafter
+from .limits import EngineDescription, check_drafter, check_message_size
 from .reply_times import ReplyTimes
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ class Drafter:
         self._instance_id = ""
 
     def accept(self, engine: EngineDescription, description: ServiceDescription) -> None:
-        """Takes over its capacities. Raises FailedPreconditionError if its tokens are not the target's."""
+        """Takes over its capacities. Raises FailedPreconditionError if its tokens are not the target's, or its messages too small."""
         check_drafter(engine.verifier, description)
+        check_message_size(engine.max_round_bytes, description.max_message_bytes)
         self.max_num_seqs = description.max_num_seqs or sys.maxsize
         self.max_drafts = description.max_num_draft_tokens or sys.maxsize
         self.window = min(self._window, description.max_model_len or sys.maxsize)

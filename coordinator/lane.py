@@ -11,6 +11,7 @@ from specwire.errors import FailedPreconditionError, InternalError, SpecwireErro
 from specwire.messages import Hello, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
 
 from .backoff import Backoff
+from .countdown import Countdown
 from .counters import Counters, DegradedLog
 from .link import DraftLink
 from .peers import VerifierPeer, VerifyStream
@@ -241,6 +242,8 @@ class Lane:
             self.release(sequence)
             self.admission.requeue(sequence, setback=error)
         self.closes.clear()
+        for link in self.links:
+            link.post(Countdown(), may_open=False)
         self.admission.lane_changed()
 
     def _hang_up(self) -> None:

@@ -29,6 +29,7 @@ class EngineDescription:
         schedule: K by the number of sequences that sample in a step; index 0 is never used.
         reasons: one sentence for each number that was clipped.
         verifier: the description that every lane must match.
+        max_round_bytes: most bytes of a round.
     """
 
     max_model_len: int
@@ -38,6 +39,7 @@ class EngineDescription:
     schedule: tuple[int, ...]
     reasons: tuple[str, ...]
     verifier: ServiceDescription
+    max_round_bytes: int
 
     @property
     def model_id(self) -> str:
@@ -73,11 +75,21 @@ def describe_engine(config: CoordinatorConfig, verifiers: Sequence[ServiceDescri
         num_speculative_tokens = _clip("num_speculative_tokens", speculative.num_speculative_tokens, limits, reasons, may_be_zero=True)
     schedule = speculative.num_speculative_tokens_per_batch_size
     reasons += describe_clipping(schedule, num_speculative_tokens, max_num_seqs) if num_speculative_tokens else []
-    _check_message_size(config, verifiers, max_model_len, max_num_batched_tokens, max_num_seqs)
+    num_bytes = _round_bytes(max_model_len, max_num_batched_tokens, max_num_seqs)
+    for limit in (config.max_message_mb << 20, *(v.max_message_bytes for v in verifiers)):
+        check_message_size(num_bytes, limit)
     table = dense_schedule(schedule, num_speculative_tokens, max_num_seqs)
     return EngineDescription(
-        max_model_len, max_num_seqs, max_num_batched_tokens, num_speculative_tokens, tuple(table), tuple(reasons), verifiers[0]
+        max_model_len, max_num_seqs, max_num_batched_tokens, num_speculative_tokens, tuple(table), tuple(reasons), verifiers[0], num_bytes
     )  # fmt: skip
+
+
+def check_message_size(num_bytes: int, limit: int) -> None:
+    """Raise FailedPreconditionError if a round of so many bytes passes a peer's limit; 0 stands for an unknown one."""
+    if limit and num_bytes > limit:
+        raise FailedPreconditionError(
+            f"a round can take {num_bytes} bytes, but messages may have {limit}; raise max_message_mb on both sides, or lower max_model_len"
+        )
 
 
 def check_match(reference: ServiceDescription, other: ServiceDescription) -> None:
@@ -129,14 +141,6 @@ def _clip(name: str, configured: int, limits: list[int], reasons: list[str], *, 
     return clipped
 
 
-def _check_message_size(
-    config: CoordinatorConfig, verifiers: Sequence[ServiceDescription], max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int
-) -> None:
+def _round_bytes(max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
     """A round opens at most as many prompt tokens as it computes, and one more prompt that it begins."""
-    num_bytes = (max_model_len + max_num_batched_tokens) * _BYTES_PER_TOKEN + max_num_seqs * (_BYTES_PER_ROW + _BYTES_PER_OPEN)
-    limit = min([config.max_message_mb << 20, *(v.max_message_bytes for v in verifiers if v.max_message_bytes)])
-    if num_bytes > limit:
-        raise FailedPreconditionError(
-            f"a round for sequences of {max_model_len} tokens can take {num_bytes} bytes, but messages may have {limit}; "
-            "raise max_message_mb on both sides, or lower max_model_len"
-        )
+    return (max_model_len + max_num_batched_tokens) * _BYTES_PER_TOKEN + max_num_seqs * (_BYTES_PER_ROW + _BYTES_PER_OPEN)

@@ -53,6 +53,7 @@ class VerifierScript:
     delay_s: float | Callable[[VerifyRound], float] = 0.0
     is_bad: Callable[[VerifyOpen, int], bool] | None = None
     lose_row: Callable[[int, VerifyRow], bool] | None = None
+    max_message_bytes: int = 64 << 20
 
 
 @dataclass
@@ -91,6 +92,7 @@ class ScriptedVerifier:
         self.session: Session | None = None
         self.num_blocks_used = 0
         self.num_rounds = 0
+        self.received: deque[VerifyRound] = deque(maxlen=10_000)
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self._cached: set[tuple[bytes, int]] = set()
@@ -107,7 +109,8 @@ class ScriptedVerifier:
             tokenizer_fingerprint=script.tokenizer.fingerprint if script.tokenizer else "",
             dtype=script.dtype, numerics_version=script.numerics_version, device="cpu",
             block_size=script.block_size, num_blocks=script.num_blocks, eos_token_ids=script.eos_token_ids,
-            max_num_batched_tokens=script.max_num_batched_tokens, max_message_bytes=64 << 20, rejection_sample_method=script.rejection_sample_method,
+            max_num_batched_tokens=script.max_num_batched_tokens, max_message_bytes=script.max_message_bytes,
+            rejection_sample_method=script.rejection_sample_method,
         )  # fmt: skip
 
     def tokenizer(self) -> TokenizerSpec:
@@ -145,6 +148,7 @@ class ScriptedVerifier:
         if len(session.queue) >= session.max_outstanding_rounds:
             raise FailedPreconditionError(f"round {message.round} is one more than the {session.max_outstanding_rounds} that may be outstanding")
         session.last_round = message.round
+        self.received.append(message)
         for close in message.closes:
             slot = session.slots.get(close.slot)
             if slot is not None and slot.open.epoch == close.epoch:
