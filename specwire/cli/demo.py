@@ -14,7 +14,7 @@ from specwire.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 DEMO_PROMPT = """\
-Repeat this Python class.
+Repeat this Python class and write nothing else.
 
 ```python
 class Stack:
