@@ -34,10 +34,10 @@ def run_up(options: StackOptions, *, with_demo: bool, startup_timeout_s: float) 
     Raises:
         SpecwireError: something keeps the services from starting, or the coordinator ended.
     """
-    set_up_logging("up")
     check_engine()
     check_model(options.model)
     port = free_port(options.port)
+    set_up_logging("up")
     with tempfile.TemporaryDirectory(prefix="specwire-") as folder:
         stack = plan_stack(options, Path(folder), port)
         asyncio.run(serve(stack, with_demo=with_demo, startup_timeout_s=startup_timeout_s))

@@ -1,5 +1,6 @@
 """The command line as a whole: quick help, version, and one line for a wrong option."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specwire.cli import app
+from specwire.cli.up import how_to_call
 from specwire.version import build_version
 
 
@@ -55,3 +57,25 @@ def test_wrong_arguments_end_with_status_2(arguments: list[str], message: str) -
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
+
+
+def test_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find_spec(name, *rest))
+    result = CliRunner().invoke(app, ["up"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "torch is not installed: pip install 'specwire[engine]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "command", "call"),
+    [
+        ("127.0.0.1:50050", 'specwire generate "The capital of France is"', "Client()"),
+        ("127.0.0.1:7", 'specwire generate "The capital of France is" --address 127.0.0.1:7', "Client('127.0.0.1:7')"),
+    ],
+)
+def test_first_calls_name_the_address_where_it_matters(address: str, command: str, call: str) -> None:
+    shell, python = how_to_call(address)
+    assert shell == command
+    assert call in python
+    compile(python, "first call", "exec")
