@@ -1,0 +1,1 @@
+"""Found before the real service of this name."""
