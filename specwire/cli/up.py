@@ -36,6 +36,8 @@ def run_up(options: StackOptions, *, with_demo: bool, startup_timeout_s: float) 
     """
     check_engine()
     check_model(options.model)
+    if options.num_drafters and options.speculative_config.method == "draft_model":
+        check_model(options.speculative_config.model or "")
     port = free_port(options.port)
     set_up_logging("up")
     with tempfile.TemporaryDirectory(prefix="specwire-") as folder:

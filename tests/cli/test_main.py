@@ -67,6 +67,12 @@ def test_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch is not installed: pip install 'specwire[engine]'" in result.stderr
 
 
+def test_missing_draft_model_is_named() -> None:
+    result = CliRunner().invoke(app, ["up", "--speculative-config", '{"model": "./no-such-draft"}'])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the model ./no-such-draft does not exist" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("address", "command", "call"),
     [
