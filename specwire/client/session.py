@@ -105,9 +105,12 @@ class Session:
 
     async def close(self) -> None:
         """Ends the stream and fails what still runs."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
+            if self._reader is reader:  # it was cancelled before its first step
+                self._fail_all(UnavailableError("the client was closed"))
 
     async def _run(self, call: SessionCall) -> None:
         """Reads until the stream ends, then fails what was running on it."""

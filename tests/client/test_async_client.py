@@ -487,20 +487,27 @@ async def test_close_at_any_moment_fails_a_request_that_begins(engine: ScriptedE
     """Also while the tokenizer is fetched and loaded, before there is a session."""
     async with serving(engine, socket_dir) as server:
         engine.is_paused = True
-        num_done = 0
         for num_turns in range(60):
             client = AsyncClient(server.bound_addresses[0])
             tasks = [asyncio.create_task(client.generate("so @")) for _ in range(2)]
             for _ in range(num_turns):
                 await asyncio.sleep(0)
-            is_begun = bool(engine.live)
             await client.close()
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(outcome, (UnavailableError, FailedPreconditionError)), repr(outcome)
                 assert "closed" in str(outcome)
             await until(lambda: not engine.live)
-            num_done += is_begun
-        assert num_done < 60
+
+
+async def test_close_right_after_a_start_fails_the_request(ids_client: AsyncClient) -> None:
+    """The task that reads the session has not run yet."""
+    with pytest.raises(UnsupportedError):
+        await ids_client.get_tokenizer()
+    running = asyncio.create_task(ids_client.generate([1]))
+    await asyncio.sleep(0)
+    await ids_client.close()
+    with pytest.raises(UnavailableError, match="the client was closed"):
+        await asyncio.wait_for(running, 5)
 
 
 async def test_a_client_of_another_loop_says_so(ids_client: AsyncClient) -> None:
