@@ -49,6 +49,17 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
+def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Options of a server whose messages may have max_message_bytes either way; it takes the keepalive pings of channels that idle."""
+    return [
+        *_message_limits(max_message_bytes),
+        *_KEEPALIVE,
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
 def open_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
     """An insecure asyncio channel to `host:port` or `unix:path`."""
     return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
@@ -110,13 +121,7 @@ class Server:
     ) -> None:
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],
-            options=[
-                *_message_limits(max_message_bytes),
-                *_KEEPALIVE,
-                ("grpc.so_reuseport", 0),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ],
+            options=server_options(max_message_bytes),
         )
         self._addresses = tuple(addresses)
         self._service_names = tuple(service_names)
