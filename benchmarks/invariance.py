@@ -1,0 +1,118 @@
+"""Runs the drafter-invariance matrix on the default model and writes what it found as JSON. Takes 20 minutes and more on 2 cores.
+
+python -m benchmarks.invariance [--output benchmarks/results/invariance.json] [--prompts 12] [--max-tokens 64] [--only NAME ...]
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+import transformers
+
+from specwire.engine.checkpoint import resolve_model
+from specwire.engine.default_model import DEFAULT_MODEL
+from specwire.engine.models.hashing import weights_hash
+from tests.integration.invariance import MAX_MODEL_LEN, check, compare, fleet_configs, full_matrix, load_cases, run, transformers_greedy
+from tests.integration.noisy_model import ACCEPTANCE_RANGE, NOISE_SCALE
+from tests.integration.reference import OneTokenLoop
+from tests.integration.stack import NUM_THREADS, Fleet
+
+RESULT = Path(__file__).parent / "results" / "invariance.json"
+"""Where the committed result is."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--only", nargs="*", default=[], help="names of configurations; all if none is given")
+    args = parser.parse_args()
+    report = run_matrix(args.prompts, args.max_tokens, args.only)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report["total"]))
+
+
+def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | None = None) -> dict[str, Any]:
+    """Runs the configurations one after the other; raises AssertionError for the first one with a difference that nothing excuses."""
+    started = time.monotonic()
+    folder = resolve_model(DEFAULT_MODEL)
+    target = OneTokenLoop(folder, MAX_MODEL_LEN, NUM_THREADS)
+    cases = load_cases(target.tokenizer, num_prompts, max_tokens=max_tokens)
+    expected = {index: target.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
+    _say(started, f"reference: {sum(len(e.token_ids) for e in expected.values())} tokens of {len(cases)} requests")
+    chosen = [configuration for configuration in full_matrix() if not only or configuration.name in only]
+    results = []
+    with tempfile.TemporaryDirectory(prefix="sw-") as sockets:
+        fleet = Fleet(Path(sockets), fleet_configs())
+        try:
+            for configuration in chosen:
+                outcome = asyncio.run(run(configuration, fleet, Path(sockets), cases, expected))
+                results.append(outcome.to_json())
+                _say(started, json.dumps(results[-1]))
+                check(outcome)
+        finally:
+            fleet.stop()
+    drafted = [result for result in results if result["configuration"].startswith("draft_model")]
+    for result in drafted:
+        assert ACCEPTANCE_RANGE[0] <= result["first_draft_acceptance"] <= ACCEPTANCE_RANGE[1], f"the noise does not fit: {result}"
+    greedy = [index for index, case in enumerate(cases) if case.params.is_greedy]
+    texts = transformers_greedy(folder, [cases[index] for index in greedy])
+    differences = [compare(cases[i], expected[i], text, expected[i].finish_reason) for i, text in zip(greedy, texts, strict=True)]
+    found = [difference for difference in differences if difference is not None]
+    assert all(difference.is_excused for difference in found), f"transformers generates other tokens: {found[0]}"
+    _say(started, f"transformers: {len(greedy)} greedy texts, {len(found)} excused differences")
+    return {
+        "what": "token ids of each configuration against a one-token loop through the engine, in float32",
+        "command": " ".join(["python -m benchmarks.invariance", *sys.argv[1:]]) if sys.argv[0].endswith("invariance.py") else "make test-all",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "duration_s": round(time.monotonic() - started),
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads_per_service": NUM_THREADS, "system": platform.platform()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "grpc": grpc.__version__,
+        },
+        "model": {"name": DEFAULT_MODEL, "weights": weights_hash(folder)[:16], "draft_noise_scale": NOISE_SCALE},
+        "prompts": num_prompts,
+        "max_tokens": max_tokens,
+        "samplings": list(dict.fromkeys(case.sampling for case in cases)),
+        "reference": {
+            "requests": len(cases),
+            "tokens": sum(len(e.token_ids) for e in expected.values()),
+            "near_ties": sum(margin.is_near_tie for e in expected.values() for margin in e.margins),
+        },
+        "transformers_greedy": {"requests": len(greedy), "differences_excused": len(found), "differences": 0},
+        "configurations": results,
+        "total": {
+            "configurations": len(results),
+            "tokens_compared": sum(result["tokens_compared"] for result in results),
+            "differences_excused": sum(result["differences_excused"] for result in results),
+            "differences": sum(result["differences"] for result in results),
+        },
+    }
+
+
+def _say(started: float, text: str) -> None:
+    print(f"[{time.monotonic() - started:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+if __name__ == "__main__":
+    main()

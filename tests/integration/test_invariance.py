@@ -1,0 +1,49 @@
+"""No drafter, schedule, loss or batch changes a token: real model, real services."""
+
+from pathlib import Path
+
+import pytest
+
+from specwire.engine.checkpoint import resolve_model
+from specwire.engine.default_model import DEFAULT_MODEL
+
+from .invariance import Case, Configuration, check, compare, crossing_zero, load_cases, run, transformers_greedy
+from .reference import Expected, OneTokenLoop
+from .stack import Fleet
+
+_REDUCED = [
+    Configuration("no drafter"),
+    Configuration("ngram K=5", drafters=("ngram",), speculation={"num_speculative_tokens": 5}),
+    Configuration("garbage drafter K=5", drafters=("garbage",), speculation={"num_speculative_tokens": 5}, accepts=False),
+    Configuration("drafter killed half-way", drafters=("noisy",), speculation={"num_speculative_tokens": 8}, kill="noisy"),
+    crossing_zero("noisy", (2, 2, 2)),
+    Configuration("forced preemption, draft_model K=3", ("scarce",), ("noisy",), {"num_speculative_tokens": 3}, preempts=True),
+    Configuration("two verifiers, one killed half-way", ("verifier", "scarce"), ("ngram",), {"num_speculative_tokens": 3}, kill="scarce"),
+]
+
+
+@pytest.fixture(scope="module")
+def cases(target: OneTokenLoop) -> list[Case]:
+    return load_cases(target.tokenizer, num_prompts=3, samplings=("greedy", "T=0.7 top_p=0.95"), max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def expected(target: OneTokenLoop, cases: list[Case]) -> dict[int, Expected]:
+    return {index: target.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
+
+
+@pytest.mark.parametrize("configuration", _REDUCED, ids=lambda configuration: configuration.name)
+async def test_no_configuration_changes_a_token(
+    configuration: Configuration, fleet: Fleet, socket_dir: Path, cases: list[Case], expected: dict[int, Expected]
+) -> None:
+    outcome = await run(configuration, fleet, socket_dir, cases, expected)
+    check(outcome)
+
+
+def test_the_reference_is_what_transformers_generates(cases: list[Case], expected: dict[int, Expected]) -> None:
+    greedy = [index for index, case in enumerate(cases) if case.params.is_greedy]
+    texts = transformers_greedy(resolve_model(DEFAULT_MODEL), [cases[index] for index in greedy])
+    assert len(texts) == 3
+    for index, text in zip(greedy, texts, strict=True):
+        difference = compare(cases[index], expected[index], text, expected[index].finish_reason)
+        assert difference is None or difference.is_excused, difference
