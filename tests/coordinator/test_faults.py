@@ -222,6 +222,20 @@ async def test_a_hung_drafter_loses_its_sequences_to_another(monkeypatch: pytest
         assert all(r.sink.choices[0].spec_stats is not None and r.sink.choices[0].spec_stats.num_accepted_tokens > 50 for r in running)
 
 
+async def test_a_drafter_that_forgot_its_sequences_gets_them_again() -> None:
+    async with Cluster([VerifierScript(delay_s=0.001)], [DrafterScript()], min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit(PROMPT, seed=seed, max_tokens=200) for seed in range(3)]
+        for num_tokens in (30, 90):
+            await cluster.until(lambda num_tokens=num_tokens: all(len(r.sink.choices[0].token_ids) > num_tokens for r in running))  # type: ignore[misc]
+            cluster.drafters[0].forget()
+        for request in running:
+            await request.check()
+        counters = cluster.engine.counters
+        assert counters.fallbacks["drafter_stale"] == 6
+        assert counters.num_accepted_tokens == counters.num_draft_tokens > 450
+
+
 async def test_the_first_wait_is_seeded_by_the_drafters_own_measurement() -> None:
     """A drafter that says that it takes 30 ms is waited for; one that says nothing is not, at a least wait of 1 ms."""
     for costs, expects_drafts in (((DraftCost(5, 1, 30.0),), True), ((), False)):

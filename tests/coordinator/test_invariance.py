@@ -206,6 +206,20 @@ async def test_forced_preemption(w: int, num_drafters: int, grpc: bool) -> None:
         assert counters.num_preemptions > 0
         assert sum(request.sink.choices[0].spec_stats.num_preemptions for request in running) == counters.num_preemptions
         assert counters.num_bad_rows == 0
+        if w == 1:
+            assert counters.num_stale_rows == 0, "a row that found no blocks is sent again after the last one that ran"
+
+
+async def test_answers_of_a_preempted_sequence_that_runs_elsewhere_are_dropped() -> None:
+    """Lane 0 runs out of blocks with rows in flight; its sequence goes on at lane 1 before they are answered."""
+    scripts = [VerifierScript(num_usable_blocks=60, delay_s=0.002, max_outstanding_rounds=3), VerifierScript()]
+    async with Cluster(scripts, max_outstanding_rounds=3) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit([5] * (8 - seed), seed=seed, max_tokens=200) for seed in range(6)]
+        await check_all(running)
+        counters = cluster.engine.counters
+        assert counters.num_preemptions > 0
+        assert counters.num_dropped_rows > 0
 
 
 async def test_lost_rows() -> None:

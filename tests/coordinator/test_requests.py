@@ -48,6 +48,7 @@ async def test_cancel_at_every_await_point(num_drafters: int) -> None:
         assert reasons == {FinishReason.CANCELLED, FinishReason.LENGTH}
         await cluster.until(lambda: cluster.verifiers[0].num_blocks_used == 0)
         assert all(drafter.num_open == 0 for drafter in cluster.drafters)
+        assert cluster.verifiers[0].num_stray_rows == 0
 
 
 async def test_cancel_over_grpc_frees_everything() -> None:
@@ -109,6 +110,15 @@ async def test_deadline_while_waiting_and_deadline_kept() -> None:
         assert error is not None
         assert "0 of at most 30 tokens" in error.message
         await first.check()
+
+
+async def test_a_deadline_that_is_kept_does_nothing_later(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster() as cluster:
+        request = (await cluster.ready()).submit(PROMPT, seed=1, max_tokens=10, timeout_ms=60)
+        await request.check()
+        await asyncio.sleep(0.08)
+        assert request.sink.error is None
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("num_drafters", [0, 1])

@@ -56,6 +56,7 @@ class ScriptedDrafter:
         self.target = Target(self.script.alphabet)
         self.num_open = 0
         self.num_rounds = 0
+        self._sessions: list[DraftSession] = []
         self._random = random.Random(seed)
 
     def describe(self) -> ServiceDescription:
@@ -67,7 +68,13 @@ class ScriptedDrafter:
         )  # fmt: skip
 
     def open_session(self) -> DraftSession:
-        return DraftSession()
+        self._sessions.append(DraftSession())
+        return self._sessions[-1]
+
+    def forget(self) -> None:
+        """Loses all sequences, though its streams go on: their rows are answered STALE."""
+        for session in self._sessions:
+            self.end_session(session)
 
     def end_session(self, session: DraftSession) -> None:
         self.num_open -= len(session.slots)

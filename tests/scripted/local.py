@@ -165,8 +165,10 @@ class _LocalVerifyStream(_LocalStream):
         self._inbox.put_nowait(VerifyResult(0, 0, 0, welcome=welcome))
         while True:
             message = await self._next()
+            result = verifier.launch(self._session)
             await pause(verifier.script.delay_s, message)
-            self._inbox.put_nowait(verifier.launch(self._session))
+            verifier.answered(self._session)
+            self._inbox.put_nowait(result)
 
     def _end_session(self) -> None:
         if self._session is not None and not self._session.is_over:

@@ -80,10 +80,12 @@ class _VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             while (message := await rounds.get()) is not None:
                 if isinstance(message, SpecwireError):
                     raise message
-                await pause(verifier.script.delay_s, message)
                 if session.is_over:
                     continue  # what it was taken over with comes next
-                yield verify.pack_result(verifier.launch(session))
+                result = verifier.launch(session)
+                await pause(verifier.script.delay_s, message)
+                verifier.answered(session)
+                yield verify.pack_result(result)
         finally:
             reader.cancel()
             if not session.is_over:

@@ -78,13 +78,16 @@ class Session:
     queue: deque[VerifyRound] = field(default_factory=deque)
     slots: dict[int, _Slot] = field(default_factory=dict)
     closed_early: set[SlotRef] = field(default_factory=set)
+    closed: set[SlotRef] = field(default_factory=set)
     last_round: int = 0
+    num_unanswered: int = 0
     is_over: bool = False
     on_taken_over: Callable[[], None] = lambda: None
 
 
 class ScriptedVerifier:
-    """Receives rounds (`receive`), launches them one by one (`launch`). Raises what a stream would end with."""
+    """Receives rounds (`receive`), launches them one by one (`launch`); what uses it sends the answers (`answered`), script.delay_s after the
+    launch. Raises what a stream would end with."""
 
     def __init__(self, script: VerifierScript | None = None) -> None:
         self.script = script or VerifierScript()
@@ -92,6 +95,7 @@ class ScriptedVerifier:
         self.session: Session | None = None
         self.num_blocks_used = 0
         self.num_rounds = 0
+        self.num_stray_rows = 0  # rows of slots that their own coordinator had closed
         self.received: deque[VerifyRound] = deque(maxlen=10_000)
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -145,10 +149,13 @@ class ScriptedVerifier:
         """Queues a round; its closes take effect at the first round that is not launched yet."""
         if message.round <= session.last_round:
             raise InvalidArgumentError(f"round {message.round} follows round {session.last_round}; rounds must ascend")
-        if len(session.queue) >= session.max_outstanding_rounds:
+        if session.num_unanswered >= session.max_outstanding_rounds:
             raise FailedPreconditionError(f"round {message.round} is one more than the {session.max_outstanding_rounds} that may be outstanding")
         session.last_round = message.round
+        session.num_unanswered += 1
         self.received.append(message)
+        session.closed.update(message.closes)
+        self.num_stray_rows += sum(SlotRef(row.slot, row.epoch) in session.closed for row in message.rows)
         for close in message.closes:
             slot = session.slots.get(close.slot)
             if slot is not None and slot.open.epoch == close.epoch:
@@ -169,6 +176,10 @@ class ScriptedVerifier:
         block_size = self.script.block_size
         promised = sum(-(-(row.token_budget or 1 + len(row.draft_tokens)) // block_size) + 1 for queued in session.queue for row in queued.rows)
         return VerifyResult(message.session, message.lane, message.round, rows, self.num_blocks - self.num_blocks_used, promised)
+
+    def answered(self, session: Session) -> None:
+        """The oldest launched round's answer is on its way: one more may be sent."""
+        session.num_unanswered -= 1
 
     def _open(self, session: Session, open_: VerifyOpen) -> None:
         if open_.slot in session.slots:
