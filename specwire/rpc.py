@@ -42,7 +42,8 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
         *_message_limits(max_message_bytes),
         *_KEEPALIVE,
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # In spite of its name this is how long one attempt may take: a busy peer's loop can need more than the backoff.
+        ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # Channels of one process to one address must not share a connection: each stream keeps its own flow control.
         ("grpc.use_local_subchannel_pool", 1),

@@ -122,7 +122,7 @@ async def test_promised_blocks_cover_queued_rounds(served):
     await stream.start()
     await stream.send(rounds.build([prefill(0, 17)], opens=[open_message(0, list(range(60)))]))
     await stream.send(rounds.build([prefill(0, 43)]))
-    await until(lambda: len(served.server._gate._holder._queued) == 1)
+    await until(lambda: gate.num_launched == 1 and len(served.server._gate._holder._queued) == 1)
     gate.open()
     first, second = await stream.receive(), await stream.receive()
     assert (first.free_blocks, first.promised_blocks) == (62, 2)
