@@ -22,7 +22,8 @@ import transformers
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 from specwire.engine.models.hashing import weights_hash
-from tests.integration.invariance import MAX_MODEL_LEN, check, compare, fleet_configs, full_matrix, load_cases, run, transformers_greedy
+from tests.integration.invariance import check, compare, run, transformers_greedy
+from tests.integration.matrix import MAX_MODEL_LEN, fleet_configs, full_matrix, load_cases
 from tests.integration.noisy_model import ACCEPTANCE_RANGE, NOISE_SCALE
 from tests.integration.reference import OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet

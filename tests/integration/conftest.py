@@ -10,7 +10,7 @@ import pytest
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 
-from .invariance import MAX_MODEL_LEN, fleet_configs
+from .matrix import MAX_MODEL_LEN, fleet_configs
 from .reference import OneTokenLoop
 from .stack import NUM_THREADS, Fleet
 

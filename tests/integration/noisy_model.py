@@ -48,7 +48,7 @@ def _noisy_tensors(file: Path, scale: float) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(_SEED)
     tensors = {}
     with safe_open(file, framework="pt") as source:
-        for name in sorted(source.keys()):  # noqa: SIM118 - no mapping
+        for name in sorted(source.keys()):
             tensor = source.get_tensor(name).float()
             if tensor.dim() == 2 and "embed" not in name and "lm_head" not in name:
                 tensor += scale * tensor.std() * torch.randn(tensor.shape, generator=generator)

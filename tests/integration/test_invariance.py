@@ -7,7 +7,8 @@ import pytest
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 
-from .invariance import Case, Configuration, check, compare, crossing_zero, load_cases, run, transformers_greedy
+from .invariance import check, compare, run, transformers_greedy
+from .matrix import Case, Configuration, crossing_zero, load_cases
 from .reference import Expected, OneTokenLoop
 from .stack import Fleet
 
