@@ -1,0 +1,69 @@
+"""The same engine and verifier, eagerly, on a CUDA device: equal logits, equal rounds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specwire.engine.batch import Segment
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.decoder import Decoder
+from specwire.engine.models.loader import dummy_model, load_model
+from specwire.engine.runner import ModelRunner
+from specwire.sampling_params import SamplingParams
+from tests.engine.tiny_models import FAMILIES, save_tiny_model
+
+from .harness import Rounds, decode, make_verifier, tiny_config
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[3, 4, 5, 6, 7] * 9, [11, 12, 13], list(range(14, 60))]
+PARAMS = [
+    SamplingParams(max_tokens=None, logprobs=2),
+    SamplingParams(max_tokens=None, temperature=0.7, top_p=0.95),
+    SamplingParams(max_tokens=None, temperature=1.0, top_k=20, presence_penalty=0.5, repetition_penalty=1.1),
+]
+
+
+def _logits(model: Decoder) -> torch.Tensor:
+    """float32 [R, vocab] of chunks and decode rows that share a batch."""
+    runner = ModelRunner(model, KVCache(model.config, 16, model.dtype, model.device))
+    first = runner.batch([Segment(list(range(5, 45)), 0, range(3)), Segment([7, 8, 9], 0, [3])])
+    runner.forward(first)
+    second = runner.batch([Segment([1, 2, 3], 40, range(3)), Segment(list(range(20)), 3, [3, 4]), Segment([9], 0, [5])])
+    return runner.logits(runner.forward(second), range(second.num_tokens)).cpu()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_the_cpu_ones(family: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, family)
+    on_cpu, on_device = (_logits(load_model(tmp_path, torch.float32, device)) for device in ("cpu", "cuda"))
+    assert on_device.dtype is torch.float32
+    torch.testing.assert_close(on_device, on_cpu, atol=2e-3, rtol=1e-3)
+
+
+def test_bfloat16_logits_are_near() -> None:
+    config = tiny_config(vocab_size=300, hidden_size=256, num_layers=4, num_heads=8, head_dim=32, intermediate_size=512)
+    exact = _logits(dummy_model(config, torch.float32, "cpu", std=0.05))
+    near = _logits(dummy_model(config, torch.bfloat16, "cuda", std=0.05))
+    assert near.dtype is torch.float32
+    assert (near - exact).norm() / exact.norm() < 2e-2
+
+
+def _texts(device: str) -> list[list[int]]:
+    """12 ragged rounds of three sequences with right, wrong and no drafts; what each emitted."""
+    rounds = Rounds(make_verifier(dummy_model(tiny_config(), torch.float32, device, std=0.4)))
+    texts = [list(prompt) for prompt in PROMPTS]
+    for slot, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        result = rounds.open(slot, prompt, params)
+        texts[slot] += result.token_ids
+    for number in range(12):
+        drafts = [[number % 60] * (number % 4), [], texts[2][-3:]]
+        rows = rounds.launch([decode(slot, texts[slot], drafts[slot]) for slot in range(3)]).rows
+        for slot, row in enumerate(rows):
+            texts[slot] += row.token_ids
+    return texts
+
+
+def test_rounds_equal_the_cpu_ones() -> None:
+    assert _texts("cuda") == _texts("cpu")
