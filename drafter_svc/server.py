@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import importlib.metadata
 import logging
 import time
 import uuid
@@ -16,6 +15,7 @@ from specwire.messages import DraftResult, Hello, ServiceDescription, Welcome
 from specwire.rpc import Server
 from specwire.v1 import drafter_pb2 as pb
 from specwire.v1 import drafter_pb2_grpc as pb_grpc
+from specwire.version import build_version
 from specwire.wire import common, draft
 
 from .method import Method, build_method
@@ -120,7 +120,7 @@ class _Servicer(pb_grpc.DrafterServiceServicer):
         return dataclasses.replace(
             ready.result().description,
             instance_id=self._instance_id,
-            build=importlib.metadata.version("specwire"),
+            build=build_version(),
             draft_cost=self._worker.draft_cost,
             max_message_bytes=self._max_message_bytes,
         )
