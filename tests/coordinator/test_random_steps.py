@@ -40,7 +40,7 @@ class Storm:
 
     async def act(self) -> None:
         actions: list[tuple[int, Callable[[], object]]] = [
-            (30, self.join), (6, self.cancel), (20, self.read), (3, self.squeeze), (3, self.change_drafter), (2, self.change_verifier),
+            (30, self.join), (6, self.cancel), (20, self.read), (3, self.squeeze), (5, self.change_drafter), (2, self.change_verifier),
         ]  # fmt: skip
         if self.random.random() < 0.03:
             await self.kill_or_restart()
@@ -83,7 +83,7 @@ class Storm:
     def change_drafter(self) -> None:
         rng, script = self.random, self.random.choice(self.cluster.drafters).script
         script.acceptance = rng.choice((0.0, 0.5, 1.0))
-        script.garbage = rng.choice(((), (), GARBAGE))
+        script.garbage = rng.choice(((), GARBAGE))
         script.delay_s = rng.choice((0.0, 0.0, 0.003, lambda _: rng.choice((0.0, 0.002, 0.02))))
         script.num_catch_up_rounds = rng.choice((0, 0, 3))
 
@@ -159,7 +159,7 @@ def _check_coverage(counters: Counters, storm: Storm, ends: list[FinishReason | 
     assert storm.num_cancels > 10
     for name in (
         "num_accepted_tokens", "num_stale_rows", "num_rows_out_of_blocks", "num_dropped_rows", "num_preemptions", "num_verifier_losses",
-        "num_drafter_losses", "num_drafter_timeouts", "num_stale_drafts", "num_garbage_drafts",
+        "num_drafter_losses", "num_drafter_timeouts", "num_stale_drafts",
     ):  # fmt: skip
         assert getattr(counters, name) > 0, name
     assert counters.num_bad_rows == 0
