@@ -4,10 +4,16 @@ import asyncio
 import logging
 import sys
 import uuid
+from typing import TYPE_CHECKING
 
 from specwire.config import VerifierConfig, parse_flags
 from specwire.process import run_service
 from specwire.rpc import wait_for_stop_signal
+
+from .server import VerifierServer
+
+if TYPE_CHECKING:
+    from .loading import LoadedVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -16,13 +22,9 @@ _GRACE_S = 5.0
 
 async def serve(config: VerifierConfig) -> None:
     """Binds, loads, serves until SIGTERM or SIGINT."""
-    # These bring torch, which takes seconds: a wrong flag should not wait for it.
-    from .loading import load_verifier
-    from .server import VerifierServer
-
     instance_id = uuid.uuid4().hex
     server = VerifierServer(
-        config.listen, lambda: load_verifier(config, instance_id), instance_id, config.max_outstanding_rounds, config.max_message_mb << 20
+        config.listen, lambda: _load(config, instance_id), instance_id, config.max_outstanding_rounds, config.max_message_mb << 20
     )
     stop_signal = asyncio.create_task(wait_for_stop_signal())
     await server.start()
@@ -37,6 +39,12 @@ async def serve(config: VerifierConfig) -> None:
     finally:
         stop_signal.cancel()
         await server.stop(_GRACE_S)
+
+
+def _load(config: VerifierConfig, instance_id: str) -> "LoadedVerifier":
+    from .loading import load_verifier  # brings torch, which takes seconds
+
+    return load_verifier(config, instance_id)
 
 
 def main() -> None:

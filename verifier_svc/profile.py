@@ -12,6 +12,8 @@ from specwire.messages import VerifyCost
 logger = logging.getLogger(__name__)
 
 _NUM_REPEATS = 5
+_MIN_REPEATS = 3
+"""Differences of fewer repeats are noise."""
 _CONTEXT_TOKENS = 1024
 _NUM_ROWS = 16
 
@@ -50,14 +52,15 @@ def measure_verify_cost(runner: ModelRunner, max_num_tokens: int, max_context: i
             if time.monotonic() - started < budget_s and (repeat == 0 or shape in samples):
                 samples.setdefault(shape, []).append(_step_ms(runner, shape))
     median = {shape: statistics.median(times) for shape, times in samples.items()}
+    repeated = {shape: median[shape] for shape, times in samples.items() if len(times) >= _MIN_REPEATS}
 
     measured = [size for size in sizes if _Shape(size) in median]
     step_ms = [max(median[_Shape(smaller)] for smaller in measured if smaller <= size) for size in measured]  # more tokens never cost less
     cost = VerifyCost(
         num_tokens=tuple(measured),
         step_ms=tuple(step_ms),
-        ms_per_kv_token=_slope(median, _Shape(1), behind_context, behind_context.context),
-        ms_per_row=_slope(median, _Shape(many_rows.num_rows), many_rows, many_rows.num_rows - 1),
+        ms_per_kv_token=_slope(repeated, _Shape(1), behind_context, behind_context.context),
+        ms_per_row=_slope(repeated, _Shape(many_rows.num_rows), many_rows, many_rows.num_rows - 1),
     )
     logger.info(
         "measured verify costs in %.1f s (%d times each): %s ms for %s tokens, %.4f ms a row, %.6f ms a KV token%s",
@@ -67,9 +70,9 @@ def measure_verify_cost(runner: ModelRunner, max_num_tokens: int, max_context: i
     return cost
 
 
-def _slope(median: dict[_Shape, float], base: _Shape, more: _Shape, difference: int) -> float:
+def _slope(repeated: dict[_Shape, float], base: _Shape, more: _Shape, difference: int) -> float:
     """Milliseconds that each unit of the difference adds; 0 where it was not measured or can't be seen."""
-    return max(0.0, median[more] - median[base]) / difference if difference and base in median and more in median else 0.0
+    return max(0.0, repeated[more] - repeated[base]) / difference if difference and base in repeated and more in repeated else 0.0
 
 
 def _step_ms(runner: ModelRunner, shape: _Shape) -> float:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -17,8 +18,10 @@ from specwire.v1 import verifier_pb2_grpc
 from specwire.wire.common import pack_description, pack_tokenizer
 from specwire.wire.verify import pack_result, unpack_round
 
-from .loading import LoadedVerifier
 from .session import SessionGate, VerifySession
+
+if TYPE_CHECKING:  # loading brings torch, which takes seconds; the addresses are bound and answer before that
+    from .loading import LoadedVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._description: pb.VerifierServiceDescribeResponse | None = None
         self._tokenizer: pb.VerifierServiceGetTokenizerResponse | None = None
 
-    def serve(self, loaded: LoadedVerifier, gate: SessionGate) -> None:
+    def serve(self, loaded: "LoadedVerifier", gate: SessionGate) -> None:
         """Starts to answer."""
         self._description = pb.VerifierServiceDescribeResponse(description=pack_description(loaded.description))
         if loaded.tokenizer is not None:
@@ -108,7 +111,7 @@ class VerifierServer:
     def __init__(
         self,
         addresses: Sequence[str],
-        load: Callable[[], LoadedVerifier],
+        load: Callable[[], "LoadedVerifier"],
         instance_id: str,
         max_outstanding_rounds: int = 2,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,

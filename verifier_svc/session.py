@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from specwire.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.messages import Hello, RoundTiming, VerifyResult, VerifyRound, Welcome
 
-from .verifier import Verifier
+if TYPE_CHECKING:
+    from .verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class VerifySession:
         max_outstanding_rounds: W.
     """
 
-    def __init__(self, verifier: Verifier, worker: Executor, hello: Hello, max_outstanding_rounds: int) -> None:
+    def __init__(self, verifier: "Verifier", worker: Executor, hello: Hello, max_outstanding_rounds: int) -> None:
         self.hello = hello
         self.max_outstanding_rounds = max_outstanding_rounds
         self._verifier = verifier
@@ -109,7 +111,7 @@ class SessionGate:
         max_outstanding_rounds: W of this side.
     """
 
-    def __init__(self, verifier: Verifier, worker: Executor, instance_id: str, max_outstanding_rounds: int) -> None:
+    def __init__(self, verifier: "Verifier", worker: Executor, instance_id: str, max_outstanding_rounds: int) -> None:
         self._verifier = verifier
         self._worker = worker
         self._instance_id = instance_id

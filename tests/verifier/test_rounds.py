@@ -404,6 +404,18 @@ def test_nan_ends_only_its_own_sequence(where):
     assert rounds.open(0, healthy, epoch=2).status == OK
 
 
+def test_blocks_gone_bad_leave_the_prefix_cache():
+    model = tiny_model()
+    rounds = Rounds(make_verifier(model))
+    prompt = [i % 61 for i in range(40)]
+    tokens = prompt + rounds.open(0, prompt).token_ids
+    first_block = rounds.verifier._blocks.block_table(0)[0]
+    rounds.verifier._runner.kv_cache.layers[1][first_block] = float("nan")  # a memory fault, say
+    assert rounds.launch([decode(0, tokens)]).rows[0].status == BAD
+    again = rounds.launch([prefill(0, 99, epoch=2)], closes=[SlotRef(0, 1)], opens=[open_message(0, prompt, epoch=2)]).rows[0]
+    assert (again.status, again.num_cached_tokens, again.token_ids) == (OK, 0, tokens[-1:])
+
+
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
