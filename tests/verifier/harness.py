@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc
+import pytest
 import torch
 
 from specwire.engine.batch import Segment
@@ -221,3 +223,41 @@ async def serve(
             yield Served(verifier, server, address, channel)
     finally:
         await server.stop(1.0)
+
+
+async def ends_with(stream: VerifyStream, code: grpc.StatusCode, match: str = "") -> grpc.aio.AioRpcError:
+    """Reads a stream to its end, which must be this status."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await drain(stream)
+    assert (caught.value.code(), match in caught.value.details()) == (code, True), caught.value
+    return caught.value
+
+
+async def drain(stream: VerifyStream) -> None:
+    """Reads a stream to its end."""
+    while await stream.receive() is not None:
+        pass
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Waits for something that other tasks bring about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the conditions are states of code that has no event for a test
+            await asyncio.sleep(0.001)
+
+
+class LaunchGate:
+    """Holds the verifier's worker at a launch until it is opened; counts launches."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.num_launched = 0
+        self._launch, self._open = verifier.launch, threading.Event()
+        verifier.launch = self._hold
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _hold(self, request: VerifyRound) -> VerifyResult:
+        self.num_launched += 1
+        assert self._open.wait(10)
+        return self._launch(request)
