@@ -53,6 +53,12 @@ def fail_request(admission: "Admission", request: Request, error: SpecwireError)
         request.choice_ended()
 
 
+def progress_of(request: Request) -> str:
+    """How far a request has come, for the message of the error that ends it."""
+    counts = ", ".join(f"{s.num_generated_tokens} of at most {s.max_len - s.num_prompt_tokens}" for s in request.sequences)
+    return f"it has {counts} tokens"
+
+
 def error_status(error: SpecwireError) -> ErrorStatus:
     return ErrorStatus(status_code(error).value[0], str(error))
 

@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
@@ -15,23 +15,20 @@ from specwire.tokenizer import Tokenizer
 from .admission import Admission, check_request
 from .counters import Counters
 from .drafters import Drafter
-from .ending import end_sequence, fail_request
+from .ending import end_sequence, fail_request, progress_of
 from .integrity import check_integrity
 from .lane import Lane
-from .limits import EngineDescription, check_drafter, check_lane, describe_engine
+from .limits import EngineDescription, check_lane, describe_engine
 from .link import DraftLink
 from .loop import step
-from .peers import DrafterFactory, DrafterPeer, VerifierFactory, VerifierPeer
+from .peers import DrafterFactory, VerifierFactory, VerifierPeer
+from .probe import probe_peers
 from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
 from .sink import Sink
 from .stop import StopRules
 
 logger = logging.getLogger(__name__)
-
-_PROBE_S = 2.0
-"""How long `start` waits for peers that are not there yet."""
-AnyPeer = TypeVar("AnyPeer", VerifierPeer, DrafterPeer)
 
 
 class Readiness(NamedTuple):
@@ -123,7 +120,7 @@ class Engine:
         verifiers = {address: self._connect_verifier(address, max_bytes) for address in config.verifiers}
         drafters = {address: self._connect_drafter(address, max_bytes) for address in config.drafters}
         try:
-            await self._check_peers(verifiers, drafters)
+            engine = await probe_peers(config, verifiers, drafters)
         except BaseException:
             await asyncio.gather(*(peer.close() for peer in verifiers.values()))
             raise
@@ -134,10 +131,11 @@ class Engine:
             lane = Lane(index, address, peer, hello, self._admission)
             self.lanes.append(lane)
             lane.links += [DraftLink(drafter, lane, self._connect_drafter, max_bytes, hello) for drafter in shared]
+        if engine is not None:
+            self._adopt(engine)
+            self._connect_drafters()
         for lane in self.lanes:
             self._spawn(lane.run(step))
-        if self.description is not None:
-            self._connect_drafters()
         self._lane_changed()
 
     async def stop(self, grace_s: float) -> None:
@@ -153,7 +151,7 @@ class Engine:
                 logger.warning("%d requests did not end within %.1f s of grace", len(self._requests), grace_s)
         for request in list(self._requests):
             fail_request(
-                self._admission, request, UnavailableError(f"the coordinator is shutting down; {_reached(request)}; send it again elsewhere")
+                self._admission, request, UnavailableError(f"the coordinator is shutting down; {progress_of(request)}; send it again elsewhere")
             )
         if self._loss_timer is not None:
             self._loss_timer.cancel()
@@ -197,20 +195,6 @@ class Engine:
 
     # --- peers ---
 
-    async def _check_peers(self, verifiers: dict[str, VerifierPeer], drafters: dict[str, DrafterPeer]) -> None:
-        found_verifiers, found_drafters = await asyncio.gather(_probe(verifiers), _probe(drafters))
-        if found_verifiers:
-            try:
-                engine = describe_engine(self._config, list(found_verifiers.values()))
-            except FailedPreconditionError as error:
-                raise FailedPreconditionError(f"verifiers {', '.join(found_verifiers)}: {error}") from error
-            for address, description in found_drafters.items():
-                try:
-                    check_drafter(engine.verifier, description)
-                except FailedPreconditionError as error:
-                    raise FailedPreconditionError(f"drafter {address} can't draft for {', '.join(found_verifiers)}: {error}") from error
-            self._adopt(engine)
-
     async def _accept(self, peer: VerifierPeer, description: ServiceDescription) -> None:
         """Raise FailedPreconditionError unless a verifier that was reached can be a lane; the first one decides what the others must match."""
         if self.description is None:
@@ -225,7 +209,7 @@ class Engine:
         self._admission.description = engine
         logger.info(
             "serving %s: at most %d tokens a sequence, %d sequences and %d tokens a round, K by batch size %s",
-            engine.model_id, engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens, _show_schedule(engine.schedule),
+            engine.model_id, engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens, engine.schedule_ranges,
         )  # fmt: skip
         for reason in engine.reasons:
             logger.info("clipped: %s", reason)
@@ -254,7 +238,7 @@ class Engine:
     def _waited_too_long(self) -> None:
         self._loss_timer = None
         for request in list(self._requests):
-            reason = f"no verifier came back within {self._config.verifier_wait_s:g} s ({self.ready.reason}); {_reached(request)}"
+            reason = f"no verifier came back within {self._config.verifier_wait_s:g} s ({self.ready.reason}); {progress_of(request)}"
             fail_request(self._admission, request, UnavailableError(f"{reason}; send it again"))
 
     # --- ends of requests ---
@@ -264,7 +248,7 @@ class Engine:
             end_sequence(self._admission, sequence, FinishReason.CANCELLED, error=CancelledError("the request was cancelled"))
 
     def _expire(self, request: Request) -> None:
-        text = f"timeout_ms is {request.message.timeout_ms}, and the request was not done by then: {_reached(request)}"
+        text = f"timeout_ms is {request.message.timeout_ms}, and the request was not done by then: {progress_of(request)}"
         fail_request(self._admission, request, DeadlineExceededError(f"{text}; allow more time or ask for fewer tokens"))
 
     def _give_up(self, sequence: Sequence, error: SpecwireError) -> None:
@@ -281,34 +265,3 @@ class Engine:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _probe(peers: "dict[str, AnyPeer]") -> dict[str, ServiceDescription]:
-    """Descriptions of the peers that answer soon."""
-
-    async def describe(peer: AnyPeer) -> ServiceDescription | None:
-        try:
-            async with asyncio.timeout(_PROBE_S):
-                return await peer.describe()
-        except (SpecwireError, TimeoutError):
-            return None
-
-    found = await asyncio.gather(*(describe(peer) for peer in peers.values()))
-    return {address: description for address, description in zip(peers, found, strict=True) if description is not None}
-
-
-def _reached(request: Request) -> str:
-    """How far a request has come."""
-    counts = ", ".join(f"{s.num_generated_tokens} of at most {s.max_len - s.num_prompt_tokens}" for s in request.sequences)
-    return f"it has {counts} tokens"
-
-
-def _show_schedule(schedule: tuple[int, ...]) -> str:
-    """[[start, end, K], ...] of a dense table."""
-    ranges: list[list[int]] = []
-    for batch_size, k in enumerate(schedule[1:], start=1):
-        if ranges and ranges[-1][2] == k:
-            ranges[-1][1] = batch_size
-        else:
-            ranges.append([batch_size, batch_size, k])
-    return str(ranges)

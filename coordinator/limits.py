@@ -49,6 +49,17 @@ class EngineDescription:
     def vocab_size(self) -> int:
         return self.verifier.vocab_size
 
+    @property
+    def schedule_ranges(self) -> list[list[int]]:
+        """The schedule as [[start, end, K], ...]."""
+        ranges: list[list[int]] = []
+        for batch_size, k in enumerate(self.schedule[1:], start=1):
+            if ranges and ranges[-1][2] == k:
+                ranges[-1][1] = batch_size
+            else:
+                ranges.append([batch_size, batch_size, k])
+        return ranges
+
 
 def describe_engine(config: CoordinatorConfig, verifiers: Sequence[ServiceDescription]) -> EngineDescription:
     """Clips to the smallest of the configuration and the verifiers.

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import time
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from specwire.errors import InternalError, SpecwireError
-from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, Hello, RowStatus, SlotRef
+from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, Hello, SlotRef
 
 from .backoff import Backoff
 from .countdown import Countdown
 from .draft_slot import DraftSlot
 from .peers import DrafterFactory, DrafterPeer, DraftStream
+from .replies import take_rows
 
 if TYPE_CHECKING:
     from .drafters import Drafter
@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 _HUNG_S = 1.0
 """A drafter that is this late loses its sequences to another one."""
-_MAX_FAILURES = 3
-_OK = RowStatus.OK
 _new = tuple.__new__
 """Makes a named tuple in a third of the time that its class takes."""
 
@@ -251,7 +249,7 @@ class DraftLink:
         if result.round and result.round != self._asked_round:
             counters.num_garbage_drafts += max(1, len(result.rows))
             return
-        self._take_rows(result.rows, is_asked=result.round > 0)
+        take_rows(self, result.rows, is_asked=result.round > 0)
         if result.round:
             reply_s = asyncio.get_running_loop().time() - self._asked_at
             self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
@@ -261,45 +259,3 @@ class DraftLink:
                 self.is_late, self.is_usable = False, True
                 self.lane.may_pin = True
                 self.lane.wake()
-
-    def _take_rows(self, rows: list[DraftRowResult], *, is_asked: bool) -> None:
-        """Keeps the drafts of rows that are fresh and sane."""
-        counters, slots, num_asked = self.lane.counters, self.slots, self.lane.num_speculative_tokens
-        all_are_sane = self._are_sane(rows)
-        for row in rows:
-            status, index, epoch, base_len, drafts, _, error = row
-            place = slots.get(index)
-            if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
-                counters.num_stale_drafts += 1
-            elif status is not _OK:
-                self._fail(place, status, error)
-            elif len(drafts) > (place.num_asked if is_asked else num_asked) or not (all_are_sane or self._are_sane([row])):
-                counters.num_garbage_drafts += 1
-                counters.fallbacks["garbage"] += 1
-                address = self.drafter.address
-                self.lane.log.warning(f"garbage {address}", "drafter %s sent %d drafts that no drafter should send; dropped", address, len(drafts))
-            else:
-                place.base_len = base_len
-                place.drafts = drafts
-
-    def _are_sane(self, rows: list[DraftRowResult]) -> bool:
-        """Whether all drafts are in the vocabulary and all confidences in [0, 1]; a NaN makes the sum NaN, which is in no range."""
-        drafts = list(chain.from_iterable([row.draft_tokens for row in rows]))
-        scores = list(chain.from_iterable([row.confidences for row in rows]))
-        return not drafts or (
-            min(drafts) >= 0 and max(drafts) < self.lane.vocab_size and 0 <= sum(scores) <= len(scores) and min(scores) >= 0 and max(scores) <= 1
-        )
-
-    def _fail(self, place: DraftSlot, status: RowStatus, error: str) -> None:
-        """A slot without drafts: it catches up, or the drafter can't go on with it: opened anew, tried elsewhere, or given up."""
-        sequence, lane = place.sequence, self.lane
-        if status is RowStatus.CATCHING_UP:
-            lane.counters.fallbacks["catching_up"] += 1
-            return
-        lane.counters.fallbacks[f"drafter_{status.name.lower()}"] += 1
-        lane.log.warning(f"draft row {status}", "drafter %s answered %s for a sequence: %s", self.drafter.address, status.name, error or "no reason")
-        self.close_slot(place)
-        if status is RowStatus.STALE and place.num_failures < _MAX_FAILURES:
-            self.take(sequence, place.num_failures + 1)
-        elif status is RowStatus.OUT_OF_BLOCKS:
-            lane.look_for_drafter(sequence, soon=False)
