@@ -4,6 +4,9 @@ Segments with few queries (decode and verify rows) run together in padded calls,
 that share a key/value head packed into the query dimension; long prefill chunks run one by one in slices of queries. KV is gathered
 token by token, padding with the sequence's own first token: a row reads nothing but its own sequence, so numbers gone bad (NaN) in one
 sequence can't reach another through a reused block.
+
+Lengths are padded to fixed steps (`_padded_length`): CPU matrix products sum in an order that depends on the length, so that without it a
+token's logits would depend, in their last bits, on which drafts and which other rows are computed with it.
 """
 
 from collections.abc import Iterator
@@ -143,14 +146,11 @@ def _packed_call(
 ) -> AttentionCall:
     first, lengths = cu_seqlens_q[rows], seq_lens[rows]
     query_lens = cu_seqlens_q[rows + 1] - first
-    num_queries, num_positions = int(query_lens.max()), int(lengths.max())
-    same_lengths = bool((lengths == num_positions).all())
-    picked = slots[rows, :num_positions]  # [S, L]
+    num_queries, num_positions = int(query_lens.max()), _padded_length(int(lengths.max()))
     positions = np.arange(num_positions)
-    if not same_lengths:
-        picked = np.where(positions < lengths[:, None], picked, picked[:, :1])
+    picked = np.where(positions < lengths[:, None], _first_columns(slots[rows], num_positions), slots[rows, :1])  # [S, L]
     mask = None
-    if num_queries > 1 or not same_lengths:
+    if num_queries > 1 or (lengths != num_positions).any():
         last_visible = np.minimum((lengths - query_lens)[:, None] + np.arange(num_queries), lengths[:, None] - 1)  # [S, Q]
         mask = _mask(positions <= last_visible.repeat(group, axis=1)[:, :, None], device, dtype)
 
@@ -181,12 +181,15 @@ def _packed_call(
 
 def _prefill_calls(first: int, last: int, slots: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Iterator[AttentionCall]:
     """Calls for the token rows first .. last of one segment whose positions have the given slots."""
-    all_slots = torch.from_numpy(slots).to(device)
-    start = len(slots) - (last - first)
+    seq_len = len(slots)
+    start = seq_len - (last - first)
+    padded = np.full(_padded_length(seq_len), slots[0])
+    padded[:seq_len] = slots
+    all_slots = torch.from_numpy(padded).to(device)
     for begin in range(first, last, MAX_QUERY_SLICE):
         end = min(begin + MAX_QUERY_SLICE, last)
-        num_positions = start + end - first
-        visible = np.arange(num_positions) <= np.arange(start + begin - first, num_positions)[:, None]  # [Q, L]
+        num_positions = _padded_length(start + end - first)
+        visible = np.arange(num_positions) <= np.arange(start + begin - first, start + end - first)[:, None]  # [Q, L]
         yield AttentionCall(
             query_rows=slice(begin, end),
             output_rows=None,
@@ -198,6 +201,18 @@ def _prefill_calls(first: int, last: int, slots: np.ndarray, device: torch.devic
             packed=False,
             mask=_mask(visible[None], device, dtype),
         )
+
+
+def _padded_length(num_positions: int) -> int:
+    """Steps of 32 up to 256 positions, of 256 beyond: measured, float32 and bfloat16 sums then agree bit for bit across lengths."""
+    step = 32 if num_positions <= 256 else 256
+    return -(-num_positions // step) * step
+
+
+def _first_columns(array: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` columns, repeating the last one where there are fewer."""
+    missing = count - array.shape[1]
+    return array[:, :count] if missing <= 0 else np.pad(array, ((0, 0), (0, missing)), mode="edge")
 
 
 def _mask(visible: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:

@@ -80,22 +80,22 @@ def test_long_chunks_are_sliced_and_rows_are_grouped_by_length(monkeypatch: pyte
     _, _, cu_seqlens_q, seq_lens, block_tables = arguments
     plan = plan_attention(cu_seqlens_q.long().numpy(), seq_lens.long().numpy(), slot_table(block_tables.numpy(), BLOCK_SIZE), 2, "cpu", torch.float32)
     assert [(call.num_rows, call.num_queries, call.num_positions) for call in plan.calls] == [
-        (2, 5, 1000),
-        (2, 2, 60),
-        (1, 40, 110),
-        (1, 40, 150),
-        (1, 20, 170),
+        (2, 5, 1024),
+        (2, 2, 64),
+        (1, 40, 128),
+        (1, 40, 160),
+        (1, 20, 192),
     ]
     torch.testing.assert_close(ragged_attention(*arguments, 0.25, plan=plan), expected_attention(*arguments, 0.25), atol=1e-5, rtol=0)
 
 
 def test_equal_decode_rows_need_no_index_and_no_mask():
-    _, _, cu_seqlens_q, seq_lens, block_tables = random_batch([(1, 40)] * 4, 4, 2)
+    _, _, cu_seqlens_q, seq_lens, block_tables = random_batch([(1, 64)] * 4, 4, 2)
     plan = plan_attention(cu_seqlens_q.long().numpy(), seq_lens.long().numpy(), slot_table(block_tables.numpy(), BLOCK_SIZE), 2, "cpu", torch.float32)
     assert len(plan.calls) == 1
     assert plan.calls[0].query_rows == slice(0, 4)
     assert plan.calls[0].mask is None
-    assert np.prod(plan.calls[0].slots.shape) == 4 * 40
+    assert np.prod(plan.calls[0].slots.shape) == 4 * 64
 
 
 @pytest.mark.gpu
