@@ -6,14 +6,12 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.engine import Engine
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InternalError
 from specwire.messages import DraftCost, FinishReason, VerifyOpen
 from tests.coordinator.byte_tokenizer import make_spec
-from tests.scripted.cluster import Cluster
+from tests.scripted.cluster import Cluster, GrpcNetwork, InProcessNetwork
 from tests.scripted.drafter import DrafterScript
-from tests.scripted.local import LocalNetwork
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.scripted.verifier import ScriptedVerifier, VerifierScript
 
@@ -143,14 +141,13 @@ async def test_padded_vocabularies_match() -> None:
 
 
 @pytest.mark.parametrize("same_id", [False, True])
-async def test_second_coordinator(same_id: bool) -> None:
+@pytest.mark.parametrize("network_kind", [InProcessNetwork, GrpcNetwork])
+async def test_second_coordinator(network_kind: type[InProcessNetwork] | type[GrpcNetwork], same_id: bool) -> None:
     """Another id is refused and told who holds the verifier; a later incarnation of the same id takes over."""
-    network = LocalNetwork()
-    network.put("v:1", ScriptedVerifier())
-    engines = [
-        Engine(CoordinatorConfig(verifiers=("v:1",), coordinator_id=name), network.connect_verifier)
-        for name in ("first", "first" if same_id else "second")
-    ]
+    network = network_kind()
+    address = await network.put("v0", ScriptedVerifier())
+    names = ("first", "first" if same_id else "second")
+    engines = [network.make_engine(CoordinatorConfig(verifiers=(address,), coordinator_id=name)) for name in names]
     await engines[0].start()
     while not engines[0].ready.is_ready:
         await engines[0].readiness_changed()
@@ -175,6 +172,7 @@ async def test_second_coordinator(same_id: bool) -> None:
         while not engines[1].ready.is_ready:
             await engines[1].readiness_changed()
         await engines[1].stop(0)
+    await network.close()
 
 
 async def test_a_sequence_that_no_verifier_survives_is_given_up() -> None:
@@ -211,9 +209,11 @@ async def test_alone_and_out_of_blocks() -> None:
         await cluster.submit(PROMPT, seed=1, max_tokens=20).check()
 
 
-async def test_a_hung_drafter_loses_its_sequences_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("grpc_", [False, True])
+async def test_a_hung_drafter_loses_its_sequences_to_another(grpc_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.link._HUNG_S", 0.02)
-    async with Cluster([VerifierScript(delay_s=0.001)], [DrafterScript(delay_s=3600), DrafterScript()], min_draft_wait_ms=5) as cluster:
+    drafters = [DrafterScript(delay_s=3600), DrafterScript()]
+    async with Cluster([VerifierScript(delay_s=0.001)], drafters, grpc=grpc_, min_draft_wait_ms=20) as cluster:
         await cluster.all_there()
         running = [cluster.submit(PROMPT, seed=seed, max_tokens=300) for seed in range(4)]
         await cluster.until(lambda: cluster.drafters[1].num_open == 4)
@@ -237,8 +237,8 @@ async def test_a_drafter_that_forgot_its_sequences_gets_them_again() -> None:
 
 
 async def test_the_first_wait_is_seeded_by_the_drafters_own_measurement() -> None:
-    """A drafter that says that it takes 30 ms is waited for; one that says nothing is not, at a least wait of 1 ms."""
-    for costs, expects_drafts in (((DraftCost(5, 1, 30.0),), True), ((), False)):
+    """A drafter that says that it takes long is waited for; one that says nothing is not, at a least wait of 1 ms."""
+    for costs, expects_drafts in (((DraftCost(5, 1, 300.0),), True), ((), False)):
         async with Cluster(drafters=[DrafterScript(delay_s=0.03, draft_cost=costs)], min_draft_wait_ms=1) as cluster:
             await cluster.all_there()
             request = cluster.submit(PROMPT, seed=1, max_tokens=7)

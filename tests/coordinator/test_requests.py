@@ -95,7 +95,7 @@ async def test_deadline(grpc_: bool) -> None:
         assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         assert "timeout_ms is 100" in error.message
         assert f"{num_tokens} of at most 200 tokens" in error.message
-        assert 1 <= num_tokens < 20
+        assert num_tokens < 20
         assert request.sink.choices[0].token_ids == request.expected()[:num_tokens]
         await other.check()
         await cluster.until(lambda: cluster.verifiers[0].num_blocks_used == 0)
