@@ -12,20 +12,16 @@ _BYTES_PER_LOGPROB = 8
 class PendingChoice:
     """Everything of one choice that waits for the next message, however many steps it came from."""
 
-    __slots__ = ("_last", "_logprobs", "_text", "index", "token_ids", "token_origins")
+    __slots__ = ("_last", "_logprobs", "_text", "index", "is_plain", "token_ids", "token_origins")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, token_ids: list[int], token_origins: bytes) -> None:
         self.index = index
-        self.token_ids: list[int] = []
-        self.token_origins = b""
+        self.token_ids = token_ids
+        self.token_origins = token_origins
+        self.is_plain = True  # token ids only
         self._text: str | None = None
         self._logprobs: list[TokenLogprobs] | None = None
         self._last: ChoiceDelta | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it holds token ids only."""
-        return self._last is None
 
     @property
     def num_bytes(self) -> int:
@@ -47,6 +43,7 @@ class PendingChoice:
                 self._logprobs = []
             self._logprobs += delta.logprobs
         self._last = delta
+        self.is_plain = False
 
     def to_delta(self) -> ChoiceDelta:
         last = self._last or ChoiceDelta(self.index)
@@ -91,9 +88,10 @@ class RequestSink:
             return
         pending = self._pending.get(index)
         if pending is None:
-            pending = self._pending[index] = PendingChoice(index)
-        pending.token_ids += token_ids
-        pending.token_origins += origins
+            self._pending[index] = PendingChoice(index, [*token_ids], origins)
+        else:
+            pending.token_ids += token_ids
+            pending.token_origins += origins
         self._grew(len(token_ids))
 
     def choice(self, delta: ChoiceDelta) -> None:
@@ -101,7 +99,7 @@ class RequestSink:
             return
         pending = self._pending.get(delta.index)
         if pending is None:
-            pending = self._pending[delta.index] = PendingChoice(delta.index)
+            pending = self._pending[delta.index] = PendingChoice(delta.index, [], b"")
         pending.add(delta)
         if delta.finish_reason is not None:
             self._num_running -= 1
