@@ -12,7 +12,7 @@ from specwire.errors import InternalError, SpecwireError, UnavailableError
 from specwire.messages import ServiceDescription, TokenizerSpec
 from specwire.rpc import error_from_rpc, open_channel
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from specwire.wire import common, draft, verify
+from specwire.wire import draft, verify
 
 from .peers import DraftStream, VerifyStream
 
@@ -78,12 +78,10 @@ class GrpcVerifier:
         self._stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
 
     async def describe(self) -> ServiceDescription:
-        reply = await _unary(self._stub.Describe, verifier_pb2.VerifierServiceDescribeRequest())
-        return common.unpack_description(reply.description)
+        return verify.unpack_description(await _unary(self._stub.Describe, verifier_pb2.VerifierServiceDescribeRequest()))
 
     async def get_tokenizer(self) -> TokenizerSpec:
-        reply = await _unary(self._stub.GetTokenizer, verifier_pb2.VerifierServiceGetTokenizerRequest())
-        return common.unpack_tokenizer(reply.tokenizer)
+        return verify.unpack_tokenizer(await _unary(self._stub.GetTokenizer, verifier_pb2.VerifierServiceGetTokenizerRequest()))
 
     def open_stream(self) -> VerifyStream:
         return GrpcStream(self._stub.Verify(), verify.pack_round, verify.unpack_result)
@@ -100,8 +98,7 @@ class GrpcDrafter:
         self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
 
     async def describe(self) -> ServiceDescription:
-        reply = await _unary(self._stub.Describe, drafter_pb2.DrafterServiceDescribeRequest())
-        return common.unpack_description(reply.description)
+        return draft.unpack_description(await _unary(self._stub.Describe, drafter_pb2.DrafterServiceDescribeRequest()))
 
     def open_stream(self) -> DraftStream:
         return GrpcStream(self._stub.Draft(), draft.pack_round, draft.unpack_result)

@@ -14,7 +14,7 @@ from specwire.messages import ErrorStatus, GenerateRequest, TokenizerSpec
 from specwire.rpc import Server
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
-from specwire.wire import common, generate
+from specwire.wire import generate
 
 from .engine import Engine
 from .stream import BatchResult, BatchStream, RequestStream, SessionStream
@@ -71,9 +71,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateBatchResponse]:
         remaining_s = context.time_remaining()
         requests: list[GenerateRequest | SpecwireError] = []
-        for message in request.requests:
+        for message in generate.unpack_batch_request(request):
             try:
-                requests.append(_limit_time(generate.unpack_request(message), remaining_s))
+                requests.append(_limit_time(message, remaining_s))
             except SpecwireError as error:
                 requests.append(error)
         batch = BatchStream(self._engine, requests, self._max_in_flight)
@@ -88,7 +88,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise UnsupportedError("no tokenizer is served; send token ids instead of text and decode the ids yourself")
         if self._tokenizer is None or self._tokenizer[0] is not spec:
             # Compressing a large vocabulary takes a good part of a second.
-            self._tokenizer = spec, pb.GetTokenizerResponse(tokenizer=await asyncio.to_thread(common.pack_tokenizer, spec))
+            self._tokenizer = spec, await asyncio.to_thread(generate.pack_tokenizer, spec)
         return self._tokenizer[1]
 
     def drain(self) -> None:
@@ -162,13 +162,13 @@ async def _read(requests: AsyncIterator[pb.SessionRequest], session: SessionStre
     """Starts and cancels what the client asks for; a start that is wrong answers only its own stream id."""
     try:
         async for message in requests:
-            for start in message.starts:
+            starts, cancels = generate.unpack_command(message)
+            for stream_id, request in starts:
                 try:
-                    stream_id, request = generate.unpack_start(start)
                     session.start(stream_id, _limit_time(request, None))
                 except SpecwireError as error:
-                    session.refuse(generate.unpack_start_id(start), error)
-            for stream_id in message.cancels:
+                    session.refuse(stream_id, error)
+            for stream_id in cancels:
                 session.cancel(stream_id)
     except Exception as error:
         session.end_input(error)
@@ -176,8 +176,10 @@ async def _read(requests: AsyncIterator[pb.SessionRequest], session: SessionStre
         session.end_input()
 
 
-def _limit_time(request: GenerateRequest, remaining_s: float | None) -> GenerateRequest:
-    """The request with a timeout that is not longer than what is left of its call's deadline."""
+def _limit_time(request: GenerateRequest | SpecwireError, remaining_s: float | None) -> GenerateRequest:
+    """The request with a timeout that is not longer than what is left of its call's deadline. Raises the error of one that can't be read."""
+    if isinstance(request, SpecwireError):
+        raise request
     if request.timeout_ms is not None and request.timeout_ms <= 0:
         raise InvalidArgumentError(f"timeout_ms is {request.timeout_ms}, but must be at least 1; leave it out for no limit")
     if remaining_s is None:

@@ -11,12 +11,12 @@ import grpc
 
 from specwire.config import DrafterConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError
-from specwire.messages import DraftResult, Hello, ServiceDescription, Welcome
+from specwire.messages import DraftResult, DraftRound, Hello, ServiceDescription, Welcome
 from specwire.rpc import Server
 from specwire.v1 import drafter_pb2 as pb
 from specwire.v1 import drafter_pb2_grpc as pb_grpc
 from specwire.version import build_version
-from specwire.wire import common, draft
+from specwire.wire import draft
 
 from .method import Method, build_method
 from .session import Session
@@ -84,23 +84,25 @@ class _Servicer(pb_grpc.DrafterServiceServicer):
             stream.put(UnavailableError("the drafter is shutting down; decode without it or use another one"))
 
     async def Describe(self, request: pb.DrafterServiceDescribeRequest, context: grpc.aio.ServicerContext) -> pb.DrafterServiceDescribeResponse:
-        return pb.DrafterServiceDescribeResponse(description=common.pack_description(self._describe()))
+        return draft.pack_description(self._describe())
 
     async def Draft(self, requests: AsyncIterator[pb.DraftRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.DraftResponse]:
         method_description = self._describe()
         first = await anext(aiter(requests), None)
         if first is None:
             return
-        if not first.HasField("hello"):
+        received_ns = time.time_ns()
+        opening = draft.unpack_round(first)
+        hello = opening.hello
+        if hello is None:
             raise InvalidArgumentError("the first message of a Draft stream has no hello; send it with the coordinator's id and incarnation")
-        hello = common.unpack_hello(first.hello)
-        yield draft.pack_result(DraftResult(first.session, first.lane, 0, welcome=self._welcome(hello)))
-        stream = _Stream(self._worker, f"draft stream of {hello.coordinator_id or 'an unnamed coordinator'}, lane {first.lane}")
+        yield draft.pack_result(DraftResult(opening.session, opening.lane, 0, welcome=self._welcome(hello)))
+        stream = _Stream(self._worker, f"draft stream of {hello.coordinator_id or 'an unnamed coordinator'}, lane {opening.lane}")
         logger.info("%s began (%s)", stream.label, method_description.method)
         self._streams.add(stream)
         # The generator may be left suspended at a yield when the client goes away.
         context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # the stub asks for a class
-        reader = asyncio.create_task(stream.read(first, requests))
+        reader = asyncio.create_task(stream.read(opening, received_ns, requests))
         try:
             async for result in stream.results():
                 yield draft.pack_result(dataclasses.replace(result, timing=dataclasses.replace(result.timing, sent_ns=time.time_ns())))
@@ -133,12 +135,12 @@ class _Stream:
         self.label = label
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[DraftResult | SpecwireError | None] = asyncio.Queue()
+        self._outbox: asyncio.Queue[DraftResult | Exception | None] = asyncio.Queue()
         self._may_read = asyncio.Semaphore(MAX_OUTSTANDING_ROUNDS)
         self._session: Session = worker.open_session(label, self._deliver)
         self._closed = False
 
-    def put(self, item: DraftResult | SpecwireError | None) -> None:
+    def put(self, item: DraftResult | Exception | None) -> None:
         """An answer, the error that ends the stream, or None: the client ended it. On the event loop."""
         self._outbox.put_nowait(item)
 
@@ -148,28 +150,27 @@ class _Stream:
             self._closed = True
             self._worker.close_session(self._session)
 
-    async def read(self, first: pb.DraftRequest, requests: AsyncIterator[pb.DraftRequest]) -> None:
+    async def read(self, opening: DraftRound, received_ns: int, requests: AsyncIterator[pb.DraftRequest]) -> None:
         """Hands messages to the worker until the client ends the stream; then waits for their answers."""
         try:
-            await self._submit(first)
+            await self._submit(opening, received_ns)
             async for request in requests:
-                await self._submit(request)
+                received_ns = time.time_ns()
+                await self._submit(draft.unpack_round(request), received_ns)
             for _ in range(MAX_OUTSTANDING_ROUNDS):
                 await self._may_read.acquire()
             self.put(None)
-        except SpecwireError as error:
+        except Exception as error:
             self.put(error)
 
     async def results(self) -> AsyncIterator[DraftResult]:
         """Answers in order; ends with the stream, or raises the error that ended it."""
         while (item := await self._outbox.get()) is not None:
-            if isinstance(item, SpecwireError):
+            if isinstance(item, Exception):
                 raise item
             yield item
 
-    async def _submit(self, request: pb.DraftRequest) -> None:
-        received_ns = time.time_ns()
-        message = draft.unpack_round(request)
+    async def _submit(self, message: DraftRound, received_ns: int) -> None:
         await self._may_read.acquire()
         self._worker.submit(self._session, message, received_ns)
 

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from specwire import errors
 from specwire.messages import ServiceDescription
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from specwire.wire.common import unpack_description
+from specwire.wire import draft, verify
 
 logger = logging.getLogger(__name__)
 
@@ -184,21 +184,20 @@ async def wait_serving(channel: grpc.aio.Channel) -> None:
 async def describe_verifier(channel: grpc.aio.Channel) -> ServiceDescription:
     """What the verifier at the other end is and can hold. Raises a SpecwireError if it does not say."""
     stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-    return await _describe(stub.Describe, verifier_pb2.VerifierServiceDescribeRequest())
+    return verify.unpack_description(await _describe(stub.Describe, verifier_pb2.VerifierServiceDescribeRequest()))
 
 
 async def describe_drafter(channel: grpc.aio.Channel) -> ServiceDescription:
     """What the drafter at the other end is and can hold. Raises a SpecwireError if it does not say."""
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-    return await _describe(stub.Describe, drafter_pb2.DrafterServiceDescribeRequest())
+    return draft.unpack_description(await _describe(stub.Describe, drafter_pb2.DrafterServiceDescribeRequest()))
 
 
-async def _describe(method: Any, request: Any) -> ServiceDescription:
+async def _describe(method: Any, request: Any) -> Any:
     try:
-        reply = await method(request, wait_for_ready=True, timeout=_DESCRIBE_TIMEOUT_S)
+        return await method(request, wait_for_ready=True, timeout=_DESCRIBE_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
-    return unpack_description(reply.description)
 
 
 async def wait_for_stop_signal() -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
-from specwire.messages import VerifyResult
+from specwire.messages import VerifyResult, VerifyRound
 from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, Server
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
-from specwire.wire.common import pack_description, pack_tokenizer
-from specwire.wire.verify import pack_result, unpack_round
+from specwire.wire import verify
 
 from .session import SessionGate, VerifySession
 
@@ -38,9 +37,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def serve(self, loaded: "LoadedVerifier", gate: SessionGate) -> None:
         """Starts to answer."""
-        self._description = pb.VerifierServiceDescribeResponse(description=pack_description(loaded.description))
+        self._description = verify.pack_description(loaded.description)
         if loaded.tokenizer is not None:
-            self._tokenizer = pb.VerifierServiceGetTokenizerResponse(tokenizer=pack_tokenizer(loaded.tokenizer))
+            self._tokenizer = verify.pack_tokenizer(loaded.tokenizer)
             size, limit = self._tokenizer.ByteSize(), loaded.description.max_message_bytes
             if size > limit:
                 raise ResourceExhaustedError(f"the tokenizer takes {size} bytes, but a message may have {limit}; raise max_message_mb")
@@ -62,17 +61,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Verify(self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.VerifyResponse]:
         gate = self._ready_gate()
         first = await anext(request_iterator, None)
-        if first is None or not first.HasField("hello"):
+        opening = None if first is None else verify.unpack_round(first)
+        if opening is None or opening.hello is None:
             raise InvalidArgumentError("the first message of a Verify stream must have hello; send coordinator_id and incarnation in it")
-        opening = unpack_round(first)
-        assert opening.hello is not None
         session, welcome = gate.enter(opening.hello)
         context.add_done_callback(lambda _: gate.leave(session))  # type: ignore[arg-type]  # the stub is a class, not a protocol
-        reader = asyncio.create_task(_read(first, request_iterator, session))
+        reader = asyncio.create_task(_read(opening, request_iterator, session))
         try:
-            yield pack_result(VerifyResult(session=first.session, lane=first.lane, round=0, free_blocks=welcome.free_blocks, welcome=welcome))
+            yield verify.pack_result(VerifyResult(opening.session, opening.lane, round=0, free_blocks=welcome.free_blocks, welcome=welcome))
             async for result in session.results():
-                yield pack_result(replace(result, timing=replace(result.timing, sent_ns=time.time_ns())))
+                yield verify.pack_result(replace(result, timing=replace(result.timing, sent_ns=time.time_ns())))
         finally:
             reader.cancel()
             gate.leave(session)
@@ -83,15 +81,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         return self._gate
 
 
-async def _read(first: pb.VerifyRequest, requests: AsyncIterator[pb.VerifyRequest], session: VerifySession) -> None:
+async def _read(opening: VerifyRound, requests: AsyncIterator[pb.VerifyRequest], session: VerifySession) -> None:
     """Submits rounds until the client closes its side. A bad message ends the stream once the rounds before it are answered."""
     try:
-        if first.round or first.closes or first.opens or first.HasField("rows"):
-            session.submit(unpack_round(first))
-        async for message in requests:
-            if message.HasField("hello"):
+        if opening.round or opening.closes or opening.opens or opening.rows:
+            session.submit(opening)
+        async for request in requests:
+            message = verify.unpack_round(request)
+            if message.hello is not None:
                 raise InvalidArgumentError("only the first message of a Verify stream may have hello; open a new stream instead")
-            session.submit(unpack_round(message))
+            session.submit(message)
         session.close()
     except Exception as error:
         session.close(error)

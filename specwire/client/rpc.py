@@ -10,7 +10,7 @@ from specwire.messages import SessionStart, SessionUpdate, TokenizerSpec
 from specwire.rpc import error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
-from specwire.wire import common, generate
+from specwire.wire import generate
 
 PackedStart = pb.SessionStart
 
@@ -30,7 +30,7 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
         if isinstance(failure, (UnsupportedError, FailedPreconditionError)):
             return None
         raise failure from None
-    return common.unpack_tokenizer(response.tokenizer)
+    return generate.unpack_tokenizer(response)
 
 
 class SessionCall:
@@ -42,7 +42,7 @@ class SessionCall:
     async def write(self, starts: list[PackedStart], cancels: list[int]) -> None:
         """Sends one message; returns once the transport has taken it. Does nothing if the stream is over: `read` says why."""
         try:
-            await self._call.write(pb.SessionRequest(starts=starts, cancels=cancels))
+            await self._call.write(generate.pack_command(starts, cancels))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
 

@@ -108,11 +108,3 @@ class SessionStart(NamedTuple):
 
     stream_id: int
     request: GenerateRequest
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCommand:
-    """One message of a front end to the coordinator."""
-
-    starts: list[SessionStart] = field(default_factory=list)
-    cancels: list[int] = field(default_factory=list)

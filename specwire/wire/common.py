@@ -22,7 +22,7 @@ from specwire.messages import (
 )
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import types_pb2 as pb
-from specwire.wire.arrays import pack_float32, pack_int32, split, unpack_columns, unpack_float32, unpack_int32
+from specwire.wire.arrays import check_columns, pack_float32, pack_int32, split, unpack_columns, unpack_float32, unpack_int32
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _SCALARS = (
@@ -176,7 +176,7 @@ def pack_conditional(rows: list[list[ConditionalOutcome]]) -> pb.ConditionalDraf
     )
 
 
-def unpack_conditional(message: pb.ConditionalDrafts) -> list[list[ConditionalOutcome]]:
+def unpack_conditional(message: pb.ConditionalDrafts, num_rows: int) -> list[list[ConditionalOutcome]]:
     num_drafts = unpack_int32(message.num_drafts, "conditional.num_drafts")
     columns = [
         unpack_int32(message.num_accepted, "conditional.num_accepted"),
@@ -187,7 +187,12 @@ def unpack_conditional(message: pb.ConditionalDrafts) -> list[list[ConditionalOu
     drafts = split(unpack_int32(message.draft_tokens, "conditional.draft_tokens"), num_drafts, "conditional.draft_tokens")
     scores = split(unpack_float32(message.confidences, "conditional.confidences"), num_drafts, "conditional.confidences")
     outcomes = [ConditionalOutcome(head[0], head[1], draft, score) for head, draft, score in zip(heads, drafts, scores, strict=True)]
-    return split(outcomes, unpack_int32(message.num_outcomes, "conditional.num_outcomes"), "conditional outcomes")
+    num_outcomes = unpack_int32(message.num_outcomes, "conditional.num_outcomes")
+    if len(num_outcomes) != num_rows:
+        raise InvalidArgumentError(
+            f"conditional.num_outcomes has {len(num_outcomes)} values, but the round has {num_rows} rows; send one count a row"
+        )
+    return split(outcomes, num_outcomes, "conditional outcomes")
 
 
 def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
@@ -213,26 +218,23 @@ def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
 
 def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
     verify, draft = message.verify_cost, message.draft_cost
-    draft_keys = unpack_columns(
-        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences"),
-        [unpack_int32(draft.num_draft_tokens, "draft_cost.num_draft_tokens"), unpack_int32(draft.num_sequences, "draft_cost.num_sequences")],
+    draft_costs = unpack_columns(
+        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"),
+        [
+            unpack_int32(draft.num_draft_tokens, "draft_cost.num_draft_tokens"),
+            unpack_int32(draft.num_sequences, "draft_cost.num_sequences"),
+            unpack_float32(draft.draft_ms, "draft_cost.draft_ms"),
+        ],
     )
+    num_tokens, step_ms = unpack_int32(verify.num_tokens, "verify_cost.num_tokens"), unpack_float32(verify.step_ms, "verify_cost.step_ms")
+    check_columns(("verify_cost.num_tokens", "verify_cost.step_ms"), [num_tokens, step_ms])
     values: dict[str, Any] = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
     values["graph_sizes"] = tuple(values["graph_sizes"])
     return ServiceDescription(
         **values,
         feature_sets=tuple(FeatureSet(f.name, f.hash, tuple(f.layer_ids), f.width, f.dtype) for f in message.feature_sets),
-        verify_cost=VerifyCost(
-            tuple(unpack_int32(verify.num_tokens, "verify_cost.num_tokens")),
-            tuple(unpack_float32(verify.step_ms, "verify_cost.step_ms")),
-            verify.ms_per_kv_token,
-            verify.ms_per_row,
-            verify.max_graph_tokens,
-        ),
-        draft_cost=tuple(
-            DraftCost(key[0], key[1], draft_ms)
-            for key, draft_ms in zip(draft_keys, unpack_float32(draft.draft_ms, "draft_cost.draft_ms"), strict=True)
-        ),
+        verify_cost=VerifyCost(tuple(num_tokens), tuple(step_ms), verify.ms_per_kv_token, verify.ms_per_row, verify.max_graph_tokens),
+        draft_cost=tuple(map(DraftCost._make, draft_costs)),
         eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "eos_token_ids")),
     )
 

@@ -2,7 +2,7 @@
 
 from itertools import chain, repeat
 
-from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult
+from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, ServiceDescription
 from specwire.v1 import drafter_pb2 as pb
 from specwire.wire import common
 from specwire.wire.arrays import (
@@ -17,6 +17,14 @@ from specwire.wire.arrays import (
     unpack_int32,
     unpack_int64,
 )
+
+
+def pack_description(description: ServiceDescription) -> pb.DrafterServiceDescribeResponse:
+    return pb.DrafterServiceDescribeResponse(description=common.pack_description(description))
+
+
+def unpack_description(response: pb.DrafterServiceDescribeResponse) -> ServiceDescription:
+    return common.unpack_description(response.description)
 
 
 def pack_round(message: DraftRound) -> pb.DraftRequest:
@@ -119,7 +127,7 @@ def unpack_result(response: pb.DraftResponse) -> DraftResult:
         round=response.round,
         rows=make_rows(DraftRowResult, zip(*columns, drafts, scores, row_errors, strict=False)),
         proposals=common.unpack_proposals(response.proposals, sum(num_drafts)) if response.HasField("proposals") else None,
-        conditional=common.unpack_conditional(response.conditional) if response.HasField("conditional") else None,
+        conditional=common.unpack_conditional(response.conditional, len(drafts)) if response.HasField("conditional") else None,
         timing=common.unpack_timing(response.timing),
         welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
         traceparent=response.traceparent,

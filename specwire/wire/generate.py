@@ -1,16 +1,19 @@
 """Requests and replies between clients and the coordinator."""
 
+from collections.abc import Iterable
+
+from specwire.errors import SpecwireError
 from specwire.messages import (
     ChoiceDelta,
     ErrorStatus,
     FinishReason,
     GenerateRequest,
-    SessionCommand,
     SessionEvent,
     SessionStart,
     SessionUpdate,
     SpecStats,
     StreamDelta,
+    TokenizerSpec,
     TokenLogprobs,
     Usage,
 )
@@ -108,17 +111,14 @@ def pack_start(start: SessionStart) -> pb.SessionStart:
     return pb.SessionStart(stream_id=start.stream_id, request=pack_request(start.request))
 
 
-def pack_command(command: SessionCommand) -> pb.SessionRequest:
-    return pb.SessionRequest(starts=map(pack_start, command.starts), cancels=command.cancels)
+def pack_command(starts: Iterable[pb.SessionStart], cancels: Iterable[int]) -> pb.SessionRequest:
+    """Takes packed starts: whoever sends several must know how long each is."""
+    return pb.SessionRequest(starts=starts, cancels=cancels)
 
 
-def unpack_start_id(message: pb.SessionStart) -> int:
-    """The stream id alone, so that a start whose request is wrong can still be answered."""
-    return message.stream_id
-
-
-def unpack_start(message: pb.SessionStart) -> SessionStart:
-    return SessionStart(message.stream_id, unpack_request(message.request))
+def unpack_command(message: pb.SessionRequest) -> tuple[list[tuple[int, GenerateRequest | SpecwireError]], list[int]]:
+    """(stream id, request) of each start, and the cancels. A request that can't be read is its error: the other starts are good."""
+    return [(start.stream_id, _request_or_error(start.request)) for start in message.starts], list(message.cancels)
 
 
 def pack_update(update: SessionUpdate) -> pb.SessionResponse:
@@ -165,6 +165,11 @@ def unpack_update(message: pb.SessionResponse) -> SessionUpdate:
     )
 
 
+def unpack_batch_request(message: pb.GenerateBatchRequest) -> list[GenerateRequest | SpecwireError]:
+    """The requests in order; in place of one that can't be read its error."""
+    return [_request_or_error(request) for request in message.requests]
+
+
 def pack_batch_response(index: int, choices: list[ChoiceDelta], error: ErrorStatus | None) -> pb.GenerateBatchResponse:
     return pb.GenerateBatchResponse(index=index, choices=map(pack_choice, choices), error=None if error is None else _pack_error(error))
 
@@ -172,6 +177,21 @@ def pack_batch_response(index: int, choices: list[ChoiceDelta], error: ErrorStat
 def unpack_batch_response(message: pb.GenerateBatchResponse) -> tuple[int, list[ChoiceDelta], ErrorStatus | None]:
     error = _unpack_error(message.error) if message.HasField("error") else None
     return message.index, [unpack_choice(choice) for choice in message.choices], error
+
+
+def pack_tokenizer(spec: TokenizerSpec) -> pb.GetTokenizerResponse:
+    return pb.GetTokenizerResponse(tokenizer=common.pack_tokenizer(spec))
+
+
+def unpack_tokenizer(response: pb.GetTokenizerResponse) -> TokenizerSpec:
+    return common.unpack_tokenizer(response.tokenizer)
+
+
+def _request_or_error(message: pb.GenerateRequest) -> GenerateRequest | SpecwireError:
+    try:
+        return unpack_request(message)
+    except SpecwireError as error:
+        return error
 
 
 def _pack_error(error: ErrorStatus) -> pb.ErrorStatus:

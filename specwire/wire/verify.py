@@ -3,7 +3,17 @@
 from itertools import chain, repeat
 
 from specwire.errors import InvalidArgumentError
-from specwire.messages import LogitOverlay, TokenLogprobs, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
+from specwire.messages import (
+    LogitOverlay,
+    ServiceDescription,
+    TokenizerSpec,
+    TokenLogprobs,
+    VerifyOpen,
+    VerifyResult,
+    VerifyRound,
+    VerifyRow,
+    VerifyRowResult,
+)
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1.types_pb2 import LogitOverlay as LogitOverlayMessage
 from specwire.wire import common
@@ -22,6 +32,22 @@ from specwire.wire.arrays import (
 _ROW_COLUMNS = ("slots", "epochs", "parent_rounds", "token_budgets", "base_lens", "first_tokens", "from_rounds")
 _INT64_COLUMNS = frozenset({"parent_rounds", "from_rounds"})
 _RESULT_COLUMNS = ("statuses", "num_computed_tokens", "num_cached_tokens", "num_accepted")
+
+
+def pack_description(description: ServiceDescription) -> pb.VerifierServiceDescribeResponse:
+    return pb.VerifierServiceDescribeResponse(description=common.pack_description(description))
+
+
+def unpack_description(response: pb.VerifierServiceDescribeResponse) -> ServiceDescription:
+    return common.unpack_description(response.description)
+
+
+def pack_tokenizer(spec: TokenizerSpec) -> pb.VerifierServiceGetTokenizerResponse:
+    return pb.VerifierServiceGetTokenizerResponse(tokenizer=common.pack_tokenizer(spec))
+
+
+def unpack_tokenizer(response: pb.VerifierServiceGetTokenizerResponse) -> TokenizerSpec:
+    return common.unpack_tokenizer(response.tokenizer)
 
 
 def pack_round(message: VerifyRound) -> pb.VerifyRequest:
@@ -55,9 +81,6 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
     num_drafts = unpack_int32(rows.num_drafts, "rows.num_drafts")
     check_columns((*_ROW_COLUMNS, "num_drafts"), [*columns, num_drafts])
     drafts = split(unpack_int32(rows.draft_tokens, "rows.draft_tokens"), num_drafts, "rows.draft_tokens")
-    conditional = common.unpack_conditional(rows.conditional) if rows.HasField("conditional") else None
-    if conditional is not None and len(conditional) != len(drafts):
-        raise InvalidArgumentError(f"rows.conditional describes {len(conditional)} rows, but the round has {len(drafts)}; send one count a row")
     return VerifyRound(
         session=request.session,
         lane=request.lane,
@@ -67,7 +90,7 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
         rows=make_rows(VerifyRow, zip(*columns, drafts, strict=True)),
         overlays=[_unpack_overlay(overlay, len(drafts)) for overlay in rows.overlays],
         proposals=common.unpack_proposals(rows.proposals, sum(num_drafts)) if rows.HasField("proposals") else None,
-        conditional=conditional,
+        conditional=common.unpack_conditional(rows.conditional, len(drafts)) if rows.HasField("conditional") else None,
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
         traceparent=request.traceparent,
         sent_ns=request.sent_ns,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specwire.messages import ErrorStatus, FinishReason, GenerateRequest, SessionCommand, SessionStart, SessionUpdate
+from specwire.messages import ErrorStatus, FinishReason, GenerateRequest, SessionStart, SessionUpdate
 from specwire.rpc import is_serving, open_channel
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import coordinator_pb2 as pb
@@ -44,7 +44,7 @@ def request(last: int = 0, *, timeout_ms: int | None = None, **sampling: Any) ->
 
 
 def command(starts: dict[int, GenerateRequest], cancels: tuple[int, ...] = ()) -> pb.SessionRequest:
-    return generate.pack_command(SessionCommand([SessionStart(stream_id, request) for stream_id, request in starts.items()], list(cancels)))
+    return generate.pack_command([generate.pack_start(SessionStart(*start)) for start in starts.items()], cancels)
 
 
 async def read_update(call: Any) -> SessionUpdate:

@@ -99,6 +99,19 @@ async def test_a_stream_that_ends_frees_its_sequences(socket_dir: Path, way: str
         await channel.close()
 
 
+async def test_an_unexpected_fault_in_a_message_ends_its_stream(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_drafter(socket_dir) as server, draft_stream(server.addresses[0]) as client:
+
+        def fail(_: pb.DraftRequest) -> DraftRound:
+            raise KeyError("a fault")
+
+        monkeypatch.setattr("specwire.wire.draft.unpack_round", fail)
+        await client.tell()
+        with pytest.raises(grpc.aio.AioRpcError, match="KeyError") as failure:
+            await client.receive()
+        assert failure.value.code() is grpc.StatusCode.INTERNAL
+
+
 async def test_a_stream_needs_a_hello(socket_dir: Path) -> None:
     async with serve_drafter(socket_dir) as server, open_channel(server.addresses[0]) as channel:
         client = DraftClient(channel)

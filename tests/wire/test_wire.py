@@ -132,10 +132,8 @@ def test_session_round_trip():
         events=[m.SessionEvent(7, m.ChoiceDelta(0, [1], b"\1")), m.SessionEvent(8, error=m.ErrorStatus(3, "bad")), m.SessionEvent(7, done=True)],
     )
     assert through(update, generate.pack_update, generate.unpack_update) == update
-    command = m.SessionCommand([m.SessionStart(3, m.GenerateRequest([4], SAMPLING))], [1, 2])
-    packed = generate.pack_command(command)
-    assert [generate.unpack_start(start) for start in packed.starts] == command.starts
-    assert list(packed.cancels) == command.cancels
+    start = m.SessionStart(3, m.GenerateRequest([4], SAMPLING))
+    assert generate.unpack_command(generate.pack_command([generate.pack_start(start)], [1, 2])) == ([start], [1, 2])
     assert generate.unpack_batch_response(generate.pack_batch_response(4, [], m.ErrorStatus(8, "full"))) == (4, [], m.ErrorStatus(8, "full"))
 
 
@@ -168,3 +166,24 @@ def test_unknown_status_is_refused():
 def test_broken_tokenizer_is_refused(data):
     with pytest.raises(InvalidArgumentError, match="tokenizer_json_gz"):
         common.unpack_tokenizer(types_pb2.TokenizerSpec(tokenizer_json_gz=data))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda packed: setattr(packed.verify_cost, "step_ms", b""), "verify_cost.step_ms has 0 values, but verify_cost.num_tokens has 1"),
+        (lambda packed: setattr(packed.draft_cost, "draft_ms", b""), "draft_cost.draft_ms has 0 values, but draft_cost.num_draft_tokens has 1"),
+    ],
+)
+def test_cost_tables_with_missing_values_are_refused(change, words):
+    description = m.ServiceDescription("model", "id", 1, 1, 1, 1, verify_cost=m.VerifyCost((1,), (2.0,)), draft_cost=(m.DraftCost(1, 1, 1.0),))
+    packed = common.pack_description(description)
+    change(packed)
+    with pytest.raises(InvalidArgumentError, match=words):
+        common.unpack_description(packed)
+
+
+def test_conditional_drafts_need_a_count_a_row():
+    packed = draft.pack_result(m.DraftResult(1, 0, 1, [m.DraftRowResult(m.RowStatus.OK, 0, 1, 2)], conditional=[[], []]))
+    with pytest.raises(InvalidArgumentError, match="num_outcomes has 2 values, but the round has 1 rows"):
+        draft.unpack_result(packed)
