@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnsupportedError
 from specwire.messages import GenerateRequest, ServiceDescription
+from specwire.policy.capacity import EngineDescription
 from specwire.speculative_config import check_rates
 
 from .counters import Counters, DegradedLog
-from .limits import EngineDescription
 from .peers import VerifierPeer
 from .sequence import Sequence
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_SETBACKS = 5
+_FIXED_BYTES = 512
+"""Scalars and frames of an Open."""
 _SUSPECT_SETBACKS = 2
 """A sequence that lost its verifier so often without a new token may be the reason: it runs alone until it has one."""
 
@@ -127,7 +129,8 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
     """The most tokens that a choice may have, prompt included.
 
     Raises:
-        InvalidArgumentError, FailedPreconditionError, UnsupportedError: the request can never be served; the message has the numbers.
+        InvalidArgumentError, FailedPreconditionError, UnsupportedError, ResourceExhaustedError: the request can never be served; the message
+            has the numbers.
     """
     prompt, sampling = request.prompt_token_ids, request.sampling
     num_prompt, limit = len(prompt), engine.max_model_len
@@ -148,6 +151,12 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
             f"the prompt has {num_prompt} tokens and max_tokens is {num_wanted}, together {num_prompt + num_wanted}, but a sequence may have "
             f"{limit}; shorten the prompt, or set max_tokens to {limit - num_prompt} or less"
         )
+    num_bytes = _parameter_bytes(request)
+    if num_bytes > engine.max_parameter_bytes:
+        raise ResourceExhaustedError(
+            f"the request's parameters (stop strings, id lists, biases, labels) take {num_bytes} bytes, but may take {engine.max_parameter_bytes}, "
+            "so that a round fits into a message; send fewer, or raise max_message_mb on all services"
+        )
     sampling.check_vocab(engine.vocab_size)
     if sampling.stop and not has_tokenizer:
         raise FailedPreconditionError("stop strings need a tokenizer, but the verifier serves none; use stop_token_ids")
@@ -161,3 +170,14 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
             )
         check_rates(request.synthetic_acceptance_rates, engine.verifier.max_num_draft_tokens)
     return num_prompt + num_wanted
+
+
+def _parameter_bytes(request: GenerateRequest) -> int:
+    """About how long an Open is apart from its token ids, never less."""
+    sampling = request.sampling
+    num_ids = (
+        len(sampling.stop_token_ids) + len(sampling.allowed_token_ids or ()) + 2 * len(sampling.logit_bias) + len(request.synthetic_acceptance_rates)
+    )
+    num_ids += sum(3 + len(word) for word in sampling.bad_words_token_ids)
+    texts = [*sampling.stop, request.request_id, request.variant]
+    return _FIXED_BYTES + 4 * num_ids + len(request.tenant_cache_key) + sum(8 + 4 * len(text) for text in texts)

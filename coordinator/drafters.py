@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
 from specwire.messages import ServiceDescription
+from specwire.policy.capacity import EngineDescription, check_message_size
 
 from .countdown import Countdown
-from .limits import EngineDescription, check_drafter, check_message_size
+from .limits import check_drafter
 from .reply_times import ReplyTimes
 
 if TYPE_CHECKING:

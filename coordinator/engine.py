@@ -10,6 +10,7 @@ from typing import NamedTuple
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
 from specwire.messages import FinishReason, GenerateRequest, Hello, ServiceDescription, TokenizerSpec
+from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.tokenizer import Tokenizer
 
 from .admission import Admission, check_request
@@ -18,7 +19,7 @@ from .drafters import Drafter
 from .ending import end_sequence, fail_request, progress_of
 from .integrity import check_integrity
 from .lane import Lane
-from .limits import EngineDescription, check_lane, describe_engine
+from .limits import check_lane
 from .link import DraftLink
 from .loop import step
 from .peers import DrafterFactory, VerifierFactory, VerifierPeer

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, SpecwireError
 from specwire.messages import ServiceDescription
+from specwire.policy.capacity import EngineDescription, describe_engine
 
-from .limits import EngineDescription, check_drafter, describe_engine
+from .limits import check_drafter
 from .peers import DrafterPeer, VerifierPeer
 
 _PROBE_S = 2.0

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from specwire.cli.report import clipping, print_report
+from specwire.cli.report import print_report
 from specwire.cli.stack import StackOptions, plan_stack
 from specwire.messages import ServiceDescription
 from specwire.speculative_config import SpeculativeConfig
 
 VERIFIER = ServiceDescription(
-    "target", "v", 100, max_model_len=2048, max_num_draft_tokens=5, max_num_seqs=16, dtype="bfloat16", device="cpu", block_size=16, num_blocks=64,
+    "target", "v", 100, max_model_len=2048, max_num_draft_tokens=5, max_num_seqs=16, dtype="bfloat16", device="cpu", block_size=16, num_blocks=128,
     max_num_batched_tokens=512,
 )  # fmt: skip
 DRAFTER = ServiceDescription("lookup", "d", 0, max_model_len=2**31 - 1, max_num_draft_tokens=5, max_num_seqs=64, method="ngram")
@@ -36,7 +36,7 @@ def test_report_of_the_default_stack() -> None:
         "drafter unix:sockets/drafter-0 ngram lookup",
         "max_model_len 2048",
         "max_num_seqs 16",
-        "KV cache 64 blocks of 16 tokens",
+        "KV cache 128 blocks of 16 tokens",
         "method ngram",
         "num_speculative_tokens 5",
         "prompt_lookup_min, prompt_lookup_max 2, 4",
@@ -52,20 +52,23 @@ def test_schedule_is_shown_as_it_takes_effect() -> None:
     lines = report(StackOptions(speculative_config=speculative))
     start = lines.index("1-8 5")
     assert lines[start : start + 2] == ["1-8 5", "9-16 2"]
-    assert "clipped: schedule [1, 8, 7]: K clipped to num_speculative_tokens = 5" in lines
-    assert "clipped: schedule [20, 40, 1]: unused, since max_num_seqs is 16" in lines
+    assert "clipped: [1, 8, 7]: K clipped to num_speculative_tokens = 5" in lines
+    assert "clipped: [20, 40, 1]: unused, since max_num_seqs is 16" in lines
 
 
 def test_smaller_capacities_are_named() -> None:
     options = StackOptions(max_model_len=4096)
-    stack = plan_stack(options, Path("sockets"), 1)
-    drafter = replace(DRAFTER, max_num_draft_tokens=3, max_model_len=1024)
-    assert clipping(stack, [VERIFIER], [drafter]) == [
-        "max_model_len 4096 to 2048: its KV cache or message size holds no more",
-        "num_speculative_tokens 5 to 3: a service holds no more",
-        "drafting ends at 1024 of 2048 tokens: the drafter's window is shorter",
+    verifier = replace(VERIFIER, num_blocks=64, max_model_len=1500, max_num_draft_tokens=3, max_num_batched_tokens=8)
+    lines = report(options, verifier, replace(DRAFTER, max_model_len=1000))
+    assert [line.removeprefix("clipped: ") for line in lines if line.startswith("clipped")] == [
+        "max_model_len clipped from 4096 to 1500: KV cache or message size hold no more",
+        "max_model_len clipped from 1500 to 1024: the KV cache holds no longer sequence",
+        "max_num_seqs clipped from 16 to 8: each takes a token of max_num_batched_tokens",
+        "num_speculative_tokens clipped from 5 to 3: a verifier takes no more",
+        "drafting ends at 1000 of 1024 tokens: the drafter's window is shorter",
     ]
-    assert "num_speculative_tokens 3" in report(options, drafter=drafter)
+    for line in ("max_model_len 1024", "max_num_seqs 8", "num_speculative_tokens 3", "1-8 3"):
+        assert line in lines
 
 
 def test_plain_decoding_has_no_schedule() -> None:

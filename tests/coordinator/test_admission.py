@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from coordinator.admission import check_request
-from coordinator.limits import describe_engine
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import GenerateRequest
+from specwire.policy.capacity import describe_engine
 from specwire.sampling_params import SamplingParams
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.verifier import ScriptedVerifier, VerifierScript
@@ -35,6 +35,7 @@ def request(num_prompt: int = 10, *, synthetic: tuple[float, ...] = (), variant:
         (request(101, max_tokens=None), InvalidArgumentError, ["101 tokens", "may have 100"]),
         (request(99, max_tokens=2), InvalidArgumentError, ["99 tokens", "max_tokens is 2", "together 101", "100", "max_tokens to 1"]),
         (request(stop_token_ids=(1000,)), InvalidArgumentError, ["stop_token_ids", "1000", "999"]),
+        (request(stop=("x" * (16 << 20),)), ResourceExhaustedError, ["parameters", "bytes, but may take", "max_message_mb"]),
         (request(variant="lora"), UnsupportedError, ["'lora'"]),
         (request(synthetic=(0.5,)), FailedPreconditionError, ["synthetic_acceptance_rates", "strict"]),
     ],
