@@ -102,18 +102,19 @@ class DraftLink:
         commits: list[DraftCommit] = []
         rows: list[DraftRow] = []
         most_drafts = 0
-        self._round += 1
+        round_ = self._round = self._round + 1
         for place in asks:
-            if not place.is_open or self.slots.get(place.index) is not place:
+            if not place.is_open:
                 continue
-            token_ids = place.sequence.token_ids
+            token_ids, index, epoch, num_sent, num_asked = place.sequence.token_ids, place.index, place.epoch, place.num_sent_tokens, place.num_asked
             base_len = len(token_ids)
-            if place.num_sent_tokens < base_len:
-                commits.append(_new(DraftCommit, (place.index, place.epoch, place.num_sent_tokens, token_ids[place.num_sent_tokens :])))
+            if num_sent < base_len:
+                commits.append(_new(DraftCommit, (index, epoch, num_sent, token_ids[num_sent:])))
                 place.num_sent_tokens = base_len
-            rows.append(_new(DraftRow, (place.index, place.epoch, base_len, place.num_asked, place.parent_round)))
-            place.parent_round = self._round
-            most_drafts = max(most_drafts, place.num_asked)
+            rows.append(_new(DraftRow, (index, epoch, base_len, num_asked, place.parent_round)))
+            place.parent_round = round_
+            if num_asked > most_drafts:
+                most_drafts = num_asked
         if not (rows or opens or self._closes):
             return
         closes, self._closes = self._closes, []

@@ -5,6 +5,7 @@ from .commit import commit
 from .drafters import propose
 from .lane import Lane
 from .plan import Plan, make_plan, trim
+from .slots import decode_rows
 
 
 async def step(lane: Lane) -> None:
@@ -22,13 +23,14 @@ async def step(lane: Lane) -> None:
 
 def verify(lane: Lane, plan: Plan, drafts: list[list[int]]) -> None:
     """Sends the plan as one round: a decode row with its drafts or a prefill chunk for each sequence that is still there."""
-    opens, rows, slots = [], [], []
     round_ = lane.next_round
+    opens, slots, kept = [], [], []
     for sequence, draft in zip(plan.decodes, drafts, strict=True):
         slot = sequence.slot
         if slot is not None and not slot.is_closed:
-            rows.append(slot.decode_row(round_, draft))
             slots.append(slot)
+            kept.append(draft)
+    rows = decode_rows(slots, kept, round_)
     for slot, budget in plan.chunks:
         if not slot.is_closed:
             if not slot.is_open:

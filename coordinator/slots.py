@@ -77,20 +77,6 @@ class Slot:
             request_id=message.request_id,
         )
 
-    def decode_row(self, round_: int, drafts: list[int]) -> VerifyRow:
-        """The row that follows all known tokens and those that are certain to come."""
-        num_ahead, parent_round = self.num_ahead, self.parent_round
-        token_ids = self.sequence.token_ids
-        self.parent_round = round_
-        self.num_in_flight += 1
-        if num_ahead:
-            assert not drafts, f"{len(drafts)} drafts after {num_ahead} tokens that are still in flight"
-            self.num_ahead = num_ahead + 1
-            return VerifyRow(self.index, self.epoch, parent_round, 0, len(token_ids) + num_ahead, -1, parent_round)
-        if not drafts:
-            self.num_ahead = 1
-        return _new(VerifyRow, (self.index, self.epoch, parent_round, 0, len(token_ids), token_ids[-1], 0, drafts))
-
     def chunk_row(self, round_: int, budget: int) -> VerifyRow:
         """A prefill row of at most `budget` tokens."""
         row = VerifyRow(self.index, self.epoch, self.parent_round, budget)
@@ -126,6 +112,24 @@ class Slot:
         if self.num_chunks == 1 and not self.is_last_chunk and 0 < num_remaining <= self.num_chunk_tokens:
             self.is_last_chunk = True
             self.num_ahead += 1
+
+
+def decode_rows(slots: list[Slot], drafts: list[list[int]], round_: int) -> list[VerifyRow]:
+    """For each slot the row that follows all known tokens and those that are certain to come."""
+    rows: list[VerifyRow] = []
+    for slot, draft in zip(slots, drafts, strict=True):
+        token_ids, num_ahead, parent_round = slot.sequence.token_ids, slot.num_ahead, slot.parent_round
+        slot.parent_round = round_
+        slot.num_in_flight += 1
+        if num_ahead:
+            assert not draft, f"{len(draft)} drafts after {num_ahead} tokens that are still in flight"
+            slot.num_ahead = num_ahead + 1
+            rows.append(VerifyRow(slot.index, slot.epoch, parent_round, 0, len(token_ids) + num_ahead, -1, parent_round))
+        else:
+            if not draft:
+                slot.num_ahead = 1
+            rows.append(_new(VerifyRow, (slot.index, slot.epoch, parent_round, 0, len(token_ids), token_ids[-1], 0, draft)))
+    return rows
 
 
 class Round:

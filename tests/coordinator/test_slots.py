@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.slots import Slot
+from coordinator.slots import Slot, decode_rows
 from specwire.messages import VerifyRow
 
 
@@ -21,11 +21,16 @@ def make_slot(num_tokens: int = 100) -> Slot:
     return Slot(lane, 3, 7, sequence)
 
 
+def decode_row(slot: Slot, round_: int, drafts: list[int]) -> VerifyRow:
+    (row,) = decode_rows([slot], [drafts], round_)
+    return row
+
+
 def test_the_only_chunk_that_covers_all_is_certain_to_sample() -> None:
     slot = make_slot()
     assert slot.chunk_row(1, 100) == VerifyRow(3, 7, 0, 100)
     assert (slot.num_ahead, slot.num_remaining_tokens) == (1, 0)
-    assert slot.decode_row(2, []) == VerifyRow(3, 7, 1, 0, 101, -1, 1)
+    assert decode_row(slot, 2, []) == VerifyRow(3, 7, 1, 0, 101, -1, 1)
     assert slot.num_ahead == 2
 
 
@@ -38,7 +43,7 @@ def test_a_chunk_behind_another_is_not_certain() -> None:
     slot.num_in_flight -= 1
     slot.chunk_answered(60, 60)
     assert slot.num_ahead == 1, "the first one did not sample, so the second will"
-    assert slot.decode_row(3, []).from_round == 2
+    assert decode_row(slot, 3, []).from_round == 2
     slot.num_in_flight -= 1
     slot.chunk_answered(40, 100)
     assert slot.num_ahead == 1
@@ -51,7 +56,7 @@ def test_an_early_chunk_that_samples_leaves_nothing_certain() -> None:
     slot.chunk_answered(60, 100)
     assert slot.num_ahead == 0
     slot.sequence.token_ids.append(100)
-    assert slot.decode_row(3, []) == VerifyRow(3, 7, 2, 0, 101, 100, 0), "its first token is known, its parent is the chunk with nothing to do"
+    assert decode_row(slot, 3, []) == VerifyRow(3, 7, 2, 0, 101, 100, 0), "its first token is known, its parent is the chunk with nothing to do"
     slot.chunk_answered(40, 100)
     assert slot.num_ahead == 1
 
@@ -67,7 +72,7 @@ def test_a_row_with_drafts_is_never_followed() -> None:
     slot.chunk_row(1, 100)
     slot.chunk_answered(100, 100)
     slot.sequence.token_ids.append(100)
-    assert slot.decode_row(2, [1, 2]) == VerifyRow(3, 7, 1, 0, 101, 100, 0, [1, 2])
+    assert decode_row(slot, 2, [1, 2]) == VerifyRow(3, 7, 1, 0, 101, 100, 0, [1, 2])
     assert slot.num_ahead == 0
 
 
@@ -75,7 +80,7 @@ def test_drafts_need_known_tokens() -> None:
     slot = make_slot()
     slot.chunk_row(1, 100)
     with pytest.raises(AssertionError, match="1 drafts after 1 tokens"):
-        slot.decode_row(2, [5])
+        decode_row(slot, 2, [5])
 
 
 def test_after_a_failure_the_last_row_that_ran_is_the_parent() -> None:
