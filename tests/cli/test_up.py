@@ -115,7 +115,7 @@ def test_up_reports_and_stops_in_order(start: Start, events: Path, socket_dir: P
     stdout = " ".join(up.output["stdout"].split())
     assert f"coordinator {address} clients call here" in stdout
     assert "fake-model float32 on cpu" in stdout
-    assert "clipped: num_speculative_tokens 5 to 4: a service holds no more" in stdout
+    assert "clipped: num_speculative_tokens clipped from 5 to 4: a verifier takes no more" in stdout
     assert f"--address {address}" in stdout
     assert "\x1b" not in up.output["stdout"] + up.output["stderr"], "no control codes without a terminal"
     assert re.search(r"^verifier    \| ready: verifier unix:", up.output["stderr"], re.MULTILINE)
