@@ -1,38 +1,20 @@
 """One forward pass over planned segments, then sampling and acceptance."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from specwire.engine import batch
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.runner import ModelRunner
-from specwire.engine.sampling.segments import SegmentRows, sample_segments
-from specwire.messages import TokenLogprobs
+from specwire.engine.sampling.segments import SegmentRows, SegmentTokens, sample_segments
 
 from .plan import Segment
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentOutput:
-    """What a segment gave. Without output (a prefill chunk that ends early) token_ids is empty.
-
-    Args:
-        is_bad: the model's numbers are no numbers (NaN or infinite), or no token was left to sample; nothing else is set.
-        num_accepted: accepted drafts.
-        token_ids: the accepted drafts, then the next token.
-        logprobs: one entry a token, iff the request asks for them.
-    """
-
-    is_bad: bool = False
-    num_accepted: int = 0
-    token_ids: tuple[int, ...] = ()
-    logprobs: list[TokenLogprobs] | None = None
-
-
-def run_segments(runner: ModelRunner, blocks: BlockManager, segments: Sequence[Segment]) -> list[SegmentOutput]:
-    """Computes all segments in one ragged batch; their blocks are reserved. One output a segment, in order."""
+def run_segments(runner: ModelRunner, blocks: BlockManager, segments: Sequence[Segment]) -> list[SegmentTokens]:
+    """Computes all segments in one ragged batch; their blocks are reserved. One output a segment, in order: without tokens for a prefill
+    chunk that ends early; is_bad also where the model's hidden states are NaN or infinite."""
     if not segments:
         return []
     ragged = runner.batch([batch.Segment(s.token_ids, s.start_position, blocks.block_table(s.slot.slot)) for s in segments])
@@ -46,22 +28,13 @@ def run_segments(runner: ModelRunner, blocks: BlockManager, segments: Sequence[S
     return [by_index[index] for index in range(len(segments))]
 
 
-def _sample(runner: ModelRunner, hidden: torch.Tensor, segments: Sequence[Segment], ends: Sequence[int]) -> list[SegmentOutput]:
+def _sample(runner: ModelRunner, hidden: torch.Tensor, segments: Sequence[Segment], ends: Sequence[int]) -> list[SegmentTokens]:
     """Samples the last 1 + num_drafts rows of each segment, which end before row `end` of hidden [T, hidden_size]."""
     if not segments:
         return []
     rows = [row for segment, end in zip(segments, ends, strict=True) for row in range(end - 1 - len(segment.draft_tokens), end)]
     logits = runner.logits(hidden, rows)  # [R, vocab_size]
-    outputs = []
-    for sampled in sample_segments(logits, [_segment_rows(segment) for segment in segments]):
-        if sampled.is_bad:
-            outputs.append(SegmentOutput(is_bad=True))
-            continue
-        logprobs = None
-        if sampled.logprobs is not None:
-            logprobs = [TokenLogprobs(entry.logprob, list(zip(entry.top_ids, entry.top_logprobs, strict=True))) for entry in sampled.logprobs]
-        outputs.append(SegmentOutput(False, sampled.num_accepted, sampled.token_ids, logprobs))
-    return outputs
+    return sample_segments(logits, [_segment_rows(segment) for segment in segments])
 
 
 def _segment_rows(segment: Segment) -> SegmentRows:
@@ -70,9 +43,9 @@ def _segment_rows(segment: Segment) -> SegmentRows:
     return SegmentRows(sampling, segment.start_position + segment.num_known, segment.draft_tokens)
 
 
-def _check_filled(hidden: torch.Tensor, ends: Sequence[int]) -> list[SegmentOutput]:
+def _check_filled(hidden: torch.Tensor, ends: Sequence[int]) -> list[SegmentTokens]:
     """Segments without output: bad KV anywhere in the sequence shows in the last row, which attends to all of it."""
     if not ends:
         return []
     last = hidden[torch.tensor(ends, device=hidden.device) - 1]  # [n, hidden_size]
-    return [SegmentOutput(is_bad=not good) for good in last.isfinite().all(dim=1).tolist()]
+    return [SegmentTokens(0, (), is_bad=not good, logprobs=None, margins=None) for good in last.isfinite().all(dim=1).tolist()]

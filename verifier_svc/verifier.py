@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.runner import ModelRunner
+from specwire.engine.sampling.segments import SegmentTokens
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRowResult
 
-from .forward import SegmentOutput, run_segments
+from .forward import run_segments
 from .plan import Segment, plan_row
 from .slots import Slot, VerifierLimits, open_slot
 
@@ -183,7 +184,7 @@ class Verifier:
                 f"{self.limits.max_num_batched_tokens}; send fewer, or raise it at the verifier"
             )
 
-    def _commit(self, round_number: int, segment: Segment, output: SegmentOutput) -> VerifyRowResult:
+    def _commit(self, round_number: int, segment: Segment, output: SegmentTokens) -> VerifyRowResult:
         """Takes what the model said into the slot."""
         slot = segment.slot
         if output.is_bad:

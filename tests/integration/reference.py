@@ -11,10 +11,10 @@ from specwire.engine.batch import Segment
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.models.loader import load_model
 from specwire.engine.runner import ModelRunner
-from specwire.engine.sampling.logprobs import TokenLogprobs
 from specwire.engine.sampling.sampler import SampleMargins
 from specwire.engine.sampling.segments import SegmentRows, sample_segments
 from specwire.engine.sampling.slot import SlotSampling
+from specwire.messages import TokenLogprobs
 from specwire.sampling_params import SamplingParams
 from specwire.tokenizer import Tokenizer
 

@@ -48,9 +48,9 @@ def check_equal(result: GenerationResult, expected: Expected, prompt: Sequence[i
     assert len(choice.origins) == len(expected.token_ids)
     assert (choice.logprobs is None) == (expected.logprobs is None)
     for ours, reference in zip(choice.logprobs or (), expected.logprobs or (), strict=True):
-        assert ours.sampled == pytest.approx(reference.logprob, abs=1e-4)
-        assert [token_id for token_id, _ in ours.top] == list(reference.top_ids)
-        assert [logprob for _, logprob in ours.top] == pytest.approx(list(reference.top_logprobs), abs=1e-4)
+        assert ours.sampled == pytest.approx(reference.sampled, abs=1e-4)
+        assert [token_id for token_id, _ in ours.top] == [token_id for token_id, _ in reference.top]
+        assert [logprob for _, logprob in ours.top] == pytest.approx([logprob for _, logprob in reference.top], abs=1e-4)
 
 
 async def check_request(stack: TinyStack, target: OneTokenLoop, prompt: list[int], params: SamplingParams) -> GenerationResult:

@@ -1,26 +1,16 @@
 """Log-probabilities of emitted tokens: the log-softmax of the raw logits, before processors, temperature and filters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specwire.engine.sampling.ordering import top_ordered
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probability of one emitted token and of the likeliest tokens at its position."""
-
-    token_id: int
-    logprob: float
-    top_ids: tuple[int, ...]  # by falling log-probability, then rising id
-    top_logprobs: tuple[float, ...]
+from specwire.messages import TokenLogprobs
 
 
 def raw_logprobs(logits: Tensor, token_ids: Sequence[int], nums_top: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probabilities of one emitted token a row.
+    """Log-probabilities of one emitted token a row; the best ones by falling log-probability, then rising id.
 
     Args:
         logits: [n, V] float32, raw, without NaN.
@@ -31,5 +21,5 @@ def raw_logprobs(logits: Tensor, token_ids: Sequence[int], nums_top: Sequence[in
     log_totals = logits.logsumexp(dim=1, keepdim=True)  # [n, 1]
     emitted = (logits.gather(1, ids) - log_totals).squeeze(1).tolist()
     best, best_ids = top_ordered(logits, max(nums_top, default=0)) if any(nums_top) else (logits[:, :0], ids[:, :0])
-    rows = zip(token_ids, emitted, best_ids.tolist(), (best - log_totals).tolist(), nums_top, strict=True)
-    return [TokenLogprobs(token_id, value, tuple(top_ids[:num]), tuple(top[:num])) for token_id, value, top_ids, top, num in rows]
+    rows = zip(emitted, best_ids.tolist(), (best - log_totals).tolist(), nums_top, strict=True)
+    return [TokenLogprobs(value, list(zip(top_ids[:num], top[:num], strict=True))) for value, top_ids, top, num in rows]

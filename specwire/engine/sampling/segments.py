@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from specwire.engine.sampling.acceptance import is_accepted
-from specwire.engine.sampling.logprobs import TokenLogprobs, raw_logprobs
+from specwire.engine.sampling.logprobs import raw_logprobs
 from specwire.engine.sampling.philox import Stream, uniforms
 from specwire.engine.sampling.processors import process_rows
 from specwire.engine.sampling.sampler import SampleMargins, SamplerRows, sample_greedy, sample_rows
 from specwire.engine.sampling.slot import SlotSampling
+from specwire.messages import TokenLogprobs
 
 _CHEAP_TOP_K = 128
 """Up to this top_k, sampling all rows of a segment at once costs less than sampling them one after the other."""
@@ -54,7 +55,7 @@ class SegmentTokens:
     num_accepted: int
     token_ids: tuple[int, ...]
     is_bad: bool
-    logprobs: tuple[TokenLogprobs, ...] | None
+    logprobs: list[TokenLogprobs] | None
     margins: tuple[SampleMargins, ...] | None
 
 
@@ -178,4 +179,4 @@ def _with_logprobs(results: Sequence[SegmentTokens], logits: Tensor, segments: S
     token_ids = [token_id for i in nums_top for token_id in results[i].token_ids]
     nums = [num for i, num in nums_top.items() for _ in results[i].token_ids]
     entries = iter(raw_logprobs(logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)], token_ids, nums))
-    return [replace(result, logprobs=tuple(islice(entries, len(result.token_ids)))) if i in nums_top else result for i, result in enumerate(results)]
+    return [replace(result, logprobs=list(islice(entries, len(result.token_ids)))) if i in nums_top else result for i, result in enumerate(results)]

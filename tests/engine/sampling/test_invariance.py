@@ -66,7 +66,7 @@ class _Sequence:
     @property
     def logprobs(self) -> list[tuple[object, ...]]:
         entries = [entry for result in self.results for entry in result.logprobs or ()][:NUM_TOKENS]
-        return [(entry.token_id, round(entry.logprob, 4), entry.top_ids) for entry in entries]
+        return [(round(entry.sampled, 4), [token_id for token_id, _ in entry.top]) for entry in entries]
 
 
 def _step(sequences: Sequence[_Sequence], drafts: Sequence[Sequence[int]], *, margins: bool = False) -> None:

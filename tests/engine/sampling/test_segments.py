@@ -238,13 +238,12 @@ def test_logprobs_are_of_the_raw_logits(temperature: float, vocab_size: int) -> 
     expected = logits.log_softmax(dim=1)
     for row, (token_id, entry) in enumerate(zip(first.token_ids, first.logprobs, strict=True)):
         best = sorted(range(vocab_size), key=lambda v, row=row: (-logits[row, v].item(), v))[:4]
-        assert entry.token_id == token_id
-        assert entry.logprob == pytest.approx(expected[row, token_id].item(), abs=1e-5)
-        assert list(entry.top_ids) == best
-        assert entry.top_logprobs == pytest.approx(expected[row, best].tolist(), abs=1e-5)
+        assert entry.sampled == pytest.approx(expected[row, token_id].item(), abs=1e-5)
+        assert [top_id for top_id, _ in entry.top] == best
+        assert [value for _, value in entry.top] == pytest.approx(expected[row, best].tolist(), abs=1e-5)
     assert third.logprobs is not None
-    assert third.logprobs[0].top_ids == ()
-    assert third.logprobs[0].logprob == pytest.approx(expected[4].max().item(), abs=1e-5)
+    assert third.logprobs[0].top == []
+    assert third.logprobs[0].sampled == pytest.approx(expected[4].max().item(), abs=1e-5)
 
 
 def test_rows_and_segments_must_match() -> None:
