@@ -36,7 +36,7 @@ async def serve(config: DrafterConfig) -> None:
 
 def main() -> None:
     """Entry point."""
-    config = parse_flags(DrafterConfig, "drafter_svc", sys.argv[1:])
+    config = parse_flags(DrafterConfig, "python -m drafter_svc", sys.argv[1:])
     run_service("drafter", lambda: serve(config))
 
 

@@ -1,14 +1,12 @@
 """Loads the draft model that the configuration names."""
 
 import logging
-import os
 import time
 
 from specwire.config import DrafterConfig
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
-from specwire.engine.models.config import ModelConfig
-from specwire.engine.models.loader import dummy_model, load_model, parse_dtype
+from specwire.engine.models.loader import check_device, open_model
 from specwire.engine.runner import set_num_threads
 from specwire.errors import InvalidArgumentError
 from specwire.tokenizer import Tokenizer
@@ -26,21 +24,21 @@ def load_draft_model(config: DrafterConfig) -> DraftModel:
     """
     spec = config.speculative_config
     assert spec.model is not None, "a configuration with method draft_model names its model"
-    set_num_threads(config.num_threads or os.cpu_count() or 1)
+    set_num_threads(config.num_threads)
+    check_device(config.device)
     started = time.monotonic()
     folder = resolve_model(spec.model)
-    shape = ModelConfig.from_folder(folder)
-    dtype = parse_dtype("bfloat16" if config.dtype == "auto" else config.dtype)
-    max_model_len = min(spec.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings)
-    num_blocks = _num_blocks(config, KVCache.bytes_per_block(shape, dtype), max_model_len)
-    model = dummy_model(shape, dtype, config.device) if config.load_format == "dummy" else load_model(folder, dtype, config.device)
+    model = open_model(folder, load_format=config.load_format, dtype=config.dtype, device=config.device)
+    context = model.config.max_position_embeddings
+    max_model_len = min(spec.max_model_len or context, context)
+    num_blocks = _num_blocks(config, KVCache.bytes_per_block(model.config, model.dtype), max_model_len)
     fingerprint = ""
     if (folder / "tokenizer.json").is_file():
         fingerprint = Tokenizer.from_folder(folder).fingerprint
     else:
         logger.warning("%s has no tokenizer.json: whether its ids are the target's is not checked", folder)
     logger.info(
-        "%s (%s) with %d KV blocks of %d tokens, loaded in %.1f s", spec.model, str(dtype).removeprefix("torch."), num_blocks, BLOCK_SIZE,
+        "%s (%s) with %d KV blocks of %d tokens, loaded in %.1f s", spec.model, str(model.dtype).removeprefix("torch."), num_blocks, BLOCK_SIZE,
         time.monotonic() - started,
     )  # fmt: skip
     return DraftModel(

@@ -1,21 +1,17 @@
 """From the configuration to a verifier: model, KV cache, limits, description, tokenizer."""
 
 import logging
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from specwire.config import VerifierConfig
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.kv_cache import KVCache
-from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import NUMERICS_VERSION, Decoder
-from specwire.engine.models.loader import dummy_model, load_model, parse_dtype
+from specwire.engine.models.loader import check_device, open_model
 from specwire.engine.runner import ModelRunner, set_num_threads
-from specwire.errors import InvalidArgumentError, ResourceExhaustedError
+from specwire.errors import InvalidArgumentError
 from specwire.messages import ServiceDescription, TokenizerSpec
 from specwire.tokenizer import Tokenizer
 from specwire.version import build_version
@@ -46,13 +42,12 @@ def load_verifier(config: VerifierConfig, instance_id: str) -> LoadedVerifier:
         SpecwireError: naming what is missing or does not fit, and the remedy.
     """
     started = time.monotonic()
-    set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidArgumentError(f"device is {config.device}, but torch {torch.__version__} sees no CUDA device; use --device cpu")
+    set_num_threads(config.num_threads)
+    check_device(config.device)
     folder = resolve_model(config.model)
     model_id = Path(config.model).stem if Path(config.model).exists() else config.model
     tokenizer = _load_tokenizer(folder, model_id)
-    model = _load_decoder(config, folder)
+    model = open_model(folder, load_format=config.load_format, dtype=config.dtype, device=config.device)
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         logger.warning(
             "the tokenizer has %d ids, but the model only %d: requests with the ids above are refused", tokenizer.vocab_size, model.config.vocab_size
@@ -103,24 +98,12 @@ def _load_tokenizer(folder: Path, model_id: str) -> TokenizerSpec | None:
     return Tokenizer.from_folder(folder, model_id).to_spec()
 
 
-def _load_decoder(config: VerifierConfig, folder: Path) -> Decoder:
-    dtype = parse_dtype("bfloat16" if config.dtype == "auto" else config.dtype)
-    if config.load_format == "dummy":
-        return dummy_model(ModelConfig.from_folder(folder), dtype, config.device)
-    return load_model(folder, dtype, config.device)
-
-
 def _make_kv_cache(config: VerifierConfig, model: Decoder) -> KVCache:
     bytes_per_block = KVCache.bytes_per_block(model.config, model.dtype)
     num_blocks = config.num_kv_blocks or config.kv_cache_memory // bytes_per_block
     if num_blocks < 1:
         raise InvalidArgumentError(f"kv_cache_memory is {config.kv_cache_memory} bytes, but one KV block takes {bytes_per_block}; raise it")
-    try:
-        return KVCache(model.config, num_blocks, model.dtype, model.device)
-    except RuntimeError as error:
-        raise ResourceExhaustedError(
-            f"cannot allocate {num_blocks} KV blocks of {bytes_per_block} bytes on {model.device} ({error}); lower kv_cache_memory or num_kv_blocks"
-        ) from error
+    return KVCache(model.config, num_blocks, model.dtype, model.device)
 
 
 def _limits(config: VerifierConfig, runner: ModelRunner) -> VerifierLimits:

@@ -3,6 +3,7 @@
 import torch
 
 from specwire.engine.models.config import ModelConfig
+from specwire.errors import ResourceExhaustedError
 
 BLOCK_SIZE = 16
 
@@ -18,6 +19,9 @@ class KVCache:
         dtype: of keys and values.
         device: where they live.
         block_size: tokens per block.
+
+    Raises:
+        ResourceExhaustedError: the device has no memory for that many blocks.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu", block_size: int = BLOCK_SIZE):
@@ -25,7 +29,13 @@ class KVCache:
         self.block_size = block_size
         self.scratch_block = num_blocks
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        try:
+            self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        except RuntimeError as error:
+            num_bytes = self.bytes_per_block(config, dtype, block_size)
+            raise ResourceExhaustedError(
+                f"cannot allocate {num_blocks} KV blocks of {num_bytes} bytes on {device} ({error}); lower kv_cache_memory or num_kv_blocks"
+            ) from error
 
     def key(self, layer: int) -> torch.Tensor:
         """Keys of a layer, a view [num_blocks + 1, block_size, num_kv_heads, head_dim]."""

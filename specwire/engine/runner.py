@@ -4,6 +4,7 @@ Nothing that knows of requests, sampling, scheduling or time may be added here: 
 Nothing may be added between a forward pass and its caller that waits for the device.
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +15,9 @@ from specwire.engine.models.decoder import Decoder
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Sets the number of threads that one operator of this process uses; call it once, before the first forward pass."""
-    torch.set_num_threads(num_threads)
+    """Sets the number of threads that one operator of this process uses, 0 = one for each core that it may run on; call it once, before the
+    first forward pass."""
+    torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
 
 
 class ModelRunner:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from drafter_svc.load import load_draft_model
 from specwire.config import DrafterConfig
-from specwire.errors import InvalidArgumentError, SpecwireError
+from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError
 from specwire.messages import DraftCommit, DraftRow, DraftRowResult, RowStatus
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
@@ -74,6 +75,21 @@ def test_memory_decides_the_number_of_blocks(folder: Path) -> None:
     assert load_draft_model(config(folder, max_num_seqs=2)).description.num_blocks == 2 * 256 // 16
     with pytest.raises(InvalidArgumentError, match=f"kv_cache_memory is {per_block} bytes, which is 1 KV blocks .* give at least {2 * per_block}"):
         load_draft_model(config(folder, kv_cache_memory=per_block))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_a_device_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"device is cuda:1, but torch .* sees no CUDA device; use --device cpu"):
+        load_draft_model(config(folder, device="cuda:1"))
+
+
+def test_memory_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("specwire.engine.kv_cache.torch.zeros", fail)
+    with pytest.raises(ResourceExhaustedError, match=r"cannot allocate 1024 KV blocks of .* bytes on cpu \(out of memory\); lower kv_cache_memory"):
+        load_draft_model(config(folder))
 
 
 def test_a_model_that_is_not_there_is_named(folder: Path) -> None:

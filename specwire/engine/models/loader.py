@@ -27,6 +27,30 @@ def parse_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def check_device(device: str) -> None:
+    """Raises InvalidArgumentError where torch does not see the device (`cpu`, `cuda` or `cuda:N`)."""
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= num_devices:
+        found = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
+        raise InvalidArgumentError(f"device is {device}, but torch {torch.__version__} sees {found}; use --device cpu, or one that is there")
+
+
+def open_model(folder: Path, *, load_format: str, dtype: str, device: str) -> Decoder:
+    """The model of a folder as a service's configuration asks for it.
+
+    Args:
+        load_format: auto, or dummy for seeded random weights of the model's shape.
+        dtype: a name of `DTYPES`, or auto for bfloat16.
+
+    Raises:
+        SpecwireError: as `load_model` and `parse_dtype` do.
+    """
+    torch_dtype = parse_dtype("bfloat16" if dtype == "auto" else dtype)
+    if load_format == "dummy":
+        return dummy_model(ModelConfig.from_folder(folder), torch_dtype, device)
+    return load_model(folder, torch_dtype, device)
+
+
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> Decoder:
     """Loads a Hugging Face folder (as `resolve_model` gives it).
 
