@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from specwire.errors import InternalError, ResourceExhaustedError
 from specwire.messages import ChoiceDelta, FinishReason, RowStatus, TokenOrigin, VerifyResult
+from specwire.speculative_config import MAX_NUM_TOKENS
 
 from .ending import end_sequence
 from .sequence import Sequence
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
     from .lane import Lane
 
 _OK = RowStatus.OK
-_MAX_DRAFTS = 128
 _PLAIN = bytes([TokenOrigin.PLAIN])
-_RECOVERED = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.RECOVERED]) for accepted in range(_MAX_DRAFTS)]
-_BONUS = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.BONUS]) for accepted in range(_MAX_DRAFTS + 1)]
+_RECOVERED = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.RECOVERED]) for accepted in range(MAX_NUM_TOKENS)]
+_BONUS = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.BONUS]) for accepted in range(MAX_NUM_TOKENS + 1)]
 _MAX_SETBACKS = 5
 
 

@@ -60,6 +60,8 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
 
     Opens go along while K is above 0, so that prefills at the drafter begin early; closes always do.
     """
+    if plan.num_speculative_tokens and not all(plan.num_drafts):
+        _count_undrafted(lane, plan)
     if plan.is_drafting:
         for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
             if num_drafts:
@@ -79,3 +81,19 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
         place = sequence.draft_slot if num_drafts else None
         drafts.append(place.drafts if place is not None and place.base_len == len(sequence.token_ids) else NO_DRAFTS)
     return drafts
+
+
+def _count_undrafted(lane: "Lane", plan: "Plan") -> None:
+    """Counts and logs sequences that decode plainly because every drafter that could take them is absent, late or full."""
+    num_undrafted = 0
+    for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
+        if num_drafts or not sequence.max_drafts or (sequence.draft_slot is not None and sequence.draft_slot.link.is_usable):
+            continue
+        length = len(sequence.token_ids)
+        num_undrafted += any(not link.is_connected or length < link.drafter.window for link in lane.links)
+    if num_undrafted:
+        lane.counters.fallbacks["no_drafter"] += num_undrafted
+        lane.log.warning(
+            f"no drafter {lane.index}", "lane %d: %d of %d sequences go without drafts: every drafter is absent, late or full",
+            lane.index, num_undrafted, len(plan.decodes),
+        )  # fmt: skip

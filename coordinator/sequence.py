@@ -82,7 +82,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.max_len = max_len
         self.max_drafts = UNLIMITED if sampling.max_draft_tokens is None else sampling.max_draft_tokens
-        self.runs_ahead = all(len(word) < 2 for word in sampling.bad_words_token_ids)
+        self.runs_ahead = sampling.runs_ahead
         self.order = (sampling.priority, request.arrival, choice)
         self.slot: Slot | None = None
         self.draft_slot: DraftSlot | None = None

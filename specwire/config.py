@@ -80,7 +80,7 @@ class CoordinatorConfig:
     coordinator_id: str = option("coordinator", "name under which this coordinator holds its verifiers", pattern=".+")
     max_num_seqs: int = option(0, "most running sequences a lane; 0 = the verifier's limit", low=0)
     max_num_batched_tokens: int = option(0, "most tokens a round; 0 = the verifier's limit", low=0)
-    max_queue: int = option(1024, "most waiting requests before new ones are refused", low=1)
+    max_queue: int = option(1024, "most waiting sequences (choices of requests) before new requests are refused", low=1)
     max_stream_backlog: int = option(1024, "most undelivered tokens of a stream before the sequence waits for its client", low=1)
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
     min_draft_wait_ms: float = option(5.0, "least time that a step waits for a drafter; the wait is max(this, 3 x predicted)", low=0)

@@ -119,6 +119,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a token may be sampled before the host knows the one ahead of it: not with bad words of several tokens."""
+        return all(len(word) < 2 for word in self.bad_words_token_ids)
+
     def replace(self, **changes: object) -> "SamplingParams":
         """A copy with some parameters changed, validated again."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

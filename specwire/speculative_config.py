@@ -28,6 +28,8 @@ _REJECTION_METHODS = ("strict", "synthetic")
 _REJECTION_ALIASES = {"standard": "strict"}
 _LATER_REJECTION = ("probabilistic", "block")
 _DEFAULT_NUM_TOKENS = 5
+MAX_NUM_TOKENS = 128
+"""Largest K that may be configured."""
 _MEAN_RATE = "synthetic_acceptance_rate"
 
 
@@ -65,7 +67,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         self._check_method()
-        _check_int("num_speculative_tokens", self.num_speculative_tokens, 1, 128)
+        _check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_TOKENS)
         _check_int("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 20)
         _check_int("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 20)
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -204,7 +206,7 @@ def _normal_keys(values: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
 def _length_of_mean_rate(values: Mapping[str, Any]) -> float:
     """The acceptance length that synthetic_acceptance_rate asks for."""
     rate, num_tokens = values[_MEAN_RATE], values.get("num_speculative_tokens", _DEFAULT_NUM_TOKENS)
-    _check_int("num_speculative_tokens", num_tokens, 1, 128)
+    _check_int("num_speculative_tokens", num_tokens, 1, MAX_NUM_TOKENS)
     if not _is_number(rate, 0, 1):
         raise InvalidArgumentError(f"{_MEAN_RATE} is {rate!r}, but must be a number in [0, 1]")
     for other in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):

@@ -99,5 +99,5 @@ def _check_run_ahead(slot: Slot, row: VerifyRow) -> None:
         raise InvalidArgumentError(f"round {row.from_round} carried {slot.last_num_drafts} drafts of this slot; wait for its answer instead")
     if not slot.is_prefilled:
         raise InvalidArgumentError(f"round {row.from_round} sampled no token of this slot; send prefill rows that reach its last token first")
-    if not slot.sampling.runs_ahead:
+    if not slot.sampling.params.runs_ahead:
         raise InvalidArgumentError("bad words of several tokens need the sequence's last token on the host; send first_token instead of from_round")

@@ -257,6 +257,8 @@ async def test_a_full_drafter_leaves_the_rest_plain(caplog: pytest.LogCaptureFix
         drafted = [r.sink.choices[0].spec_stats.num_drafts > 0 for r in running if r.sink.choices[0].spec_stats is not None]
         assert drafted[:2] == [True, True]
         assert sum(drafted) >= 3, "a slot that is freed goes to a sequence that waits for one"
+        assert cluster.engine.counters.fallbacks["no_drafter"] > 0
+        assert "sequences go without drafts: every drafter is absent, late or full" in caplog.text
         await cluster.settle()
         assert cluster.drafters[0].num_open == 0
 

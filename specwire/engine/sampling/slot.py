@@ -79,11 +79,6 @@ class SlotSampling:
         if self.seen is not None:
             self.seen.add(token_ids)
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a row may be sampled before the host knows the token ahead of it: not with bad words of several tokens."""
-        return not self.phrases
-
     def processes_at(self, first_index: int) -> bool:
         """Whether logits of rows from token index `first_index` on are changed before sampling."""
         return (

@@ -79,7 +79,7 @@ def test_slots_know_whether_they_change_logits(case: str) -> None:
     slot = _slot(params)
     process_rows(logits, slot, len(PROMPT) + len(OUTPUT), ())
     assert slot.processes_at(len(PROMPT) + len(OUTPUT)) == (not torch.equal(raw, logits))
-    assert slot.runs_ahead == (not any(len(word) > 1 for word in params.bad_words_token_ids))
+    assert params.runs_ahead == (not any(len(word) > 1 for word in params.bad_words_token_ids))
 
 
 def test_counts_of_a_long_history_grow() -> None:
