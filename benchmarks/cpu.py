@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.report import print_table, write_report
+from benchmarks.report import RESULTS, Bystanders, print_table, write_report
 from specwire.cli.stack import MODEL_ENVIRONMENT, StackOptions, plan_stack
 from specwire.cli.up import free_port
 from specwire.client import AsyncClient
@@ -68,14 +68,15 @@ class Contender:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--dtypes", nargs="*", default=["bfloat16", "float32"])
     parser.add_argument("--ngram-dtypes", nargs="*", default=["bfloat16"], help="dtypes to compare ngram and plain decoding in")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model, ours and theirs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
-    parser.add_argument("--output", type=Path, help="folder for cpu.json instead of benchmarks/results")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for cpu.json")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
+    bystanders = Bystanders()
     results: list[dict[str, Any]] = []
     for dtype in dict.fromkeys([*args.dtypes, *args.ngram_dtypes]):
         results += asyncio.run(measure(dtype, args))
@@ -93,7 +94,7 @@ def main() -> None:
         "unit": "ms a token at the client, without the first tokens; medians of the rounds",
         "model": StackOptions().model, "threads": args.threads, "rounds": args.rounds, "results": results,
     }  # fmt: skip
-    print(f"\nwritten to {write_report('cpu', figures, *([args.output] if args.output else []))}")
+    print(f"\nwritten to {write_report('cpu', figures, args.output, bystanders)}")
 
 
 async def measure(dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:

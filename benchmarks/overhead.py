@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.overhead_services import ACCEPTANCE, K, address_of, coordinator_config
 from benchmarks.overhead_trace import EchoScript, EchoStep, Hop, Received
-from benchmarks.report import print_table, write_report
+from benchmarks.report import RESULTS, Bystanders, print_table, write_report
 from specwire import rpc
 from specwire.config import flags
 from specwire.launch import ServiceProcess, ServiceSpec, Supervisor
@@ -30,6 +30,8 @@ from specwire.wire import draft, generate, verify
 
 MAX_ABOVE_ECHO_MS = {1: 0.4, 256: 2.5}
 """What is promised."""
+logger = logging.getLogger(__name__)
+
 _PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 _NUM_WARM_UP_STEPS = 20
 _NUM_SINGLE_REQUESTS = 100
@@ -60,9 +62,10 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--steps", type=int, default=400, help="about how many steps of a run are measured")
     parser.add_argument("--rounds", type=int, default=5, help="runs of coordinator and echo, in turns")
-    parser.add_argument("--output", type=Path, help="folder for overhead.json instead of benchmarks/results")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for overhead.json")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
+    bystanders = Bystanders()
     results = [asyncio.run(measure(num_seqs, args.steps, args.rounds)) for num_seqs in args.sequences]
     print_table(
         ["sequences", "coordinator ms", "echo ms", "above echo ms", "at most", "step ms", "echo step ms", "messages a step"],
@@ -84,7 +87,7 @@ def main() -> None:
         "unit": "ms a step: user and system time of the process; medians of the rounds",
         "num_speculative_tokens": K, "acceptance": ACCEPTANCE, "rounds": args.rounds, "results": results,
     }  # fmt: skip
-    print(f"\nwritten to {write_report('overhead', figures, *([args.output] if args.output else []))}")
+    print(f"\nwritten to {write_report('overhead', figures, args.output, bystanders)}")
 
 
 async def measure(num_seqs: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
@@ -214,7 +217,7 @@ def _process_id(process: ServiceProcess) -> int:
 
 def _log_line(name: str, line: str) -> None:
     if " INFO " not in line:
-        logging.warning("%s: %s", name, line)
+        logger.warning("%s: %s", name, line)
 
 
 def _median(values: Any) -> float:

@@ -4,24 +4,43 @@ import datetime
 import json
 import os
 import platform
+import resource
 import shlex
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+_MEASURED = ("specwire", "coordinator", "drafter_svc", "verifier_svc", "benchmarks/*.py", "tests/scripted")
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "uvloop", "numpy")
 
 
-def write_report(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
+class Bystanders:
+    """What the rest of the machine does while a benchmark runs, from its construction on."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+        self._started_busy_s = _busy_s() - _own_s()
+
+    @property
+    def cores(self) -> float:
+        """Cores that were busy with other things, on average; children of this process that still run count among them."""
+        return (_busy_s() - _own_s() - self._started_busy_s) / (time.monotonic() - self._started_s)
+
+
+def write_report(name: str, figures: dict[str, Any], folder: Path = RESULTS, bystanders: Bystanders | None = None) -> Path:
     """Writes `name`.json: the figures beside date, command line, machine and versions. Returns the file."""
+    machine = describe_machine()
+    if bystanders is not None:
+        machine["cores_busy_with_other_things"] = round(bystanders.cores, 2)
     report = {
         "benchmark": name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _command(),
-        "machine": describe_machine(),
+        "machine": machine,
         "versions": describe_versions(),
         **figures,
     }
@@ -32,13 +51,12 @@ def write_report(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> 
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU model, cores that this process may use, memory, and how busy the machine is."""
+    """CPU model, cores that this process may use, memory and kernel."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
     }
 
 
@@ -67,6 +85,18 @@ def _command() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
+def _busy_s() -> float:
+    """Seconds that all cores together have worked since the machine started."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Seconds of work of this process and of its children that have ended."""
+    usages = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -78,14 +108,14 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """The commit, with a mark where the sources differ from it; benchmarks' own results don't count."""
+    """The commit, with a mark where what is measured differs from it."""
     root = Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return metadata.version("specwire")
