@@ -1,4 +1,4 @@
-"""What a caller may ask of sampling, validated in one place (DESIGN.md section 3)."""
+"""What a caller may ask of sampling, validated in one place (docs/design.md section 3)."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Speculation as one validated object: which drafter, how many drafts, how they are accepted (DESIGN.md sections 3 and 4)."""
+"""Speculation as one validated object: which drafter, how many drafts, how they are accepted (docs/design.md sections 3 and 4)."""
 
 import dataclasses
 import difflib

@@ -1,4 +1,4 @@
-"""Dynamic K: how many drafts a step may verify, by its batch size (DESIGN.md section 4)."""
+"""Dynamic K: how many drafts a step may verify, by its batch size (docs/design.md section 4)."""
 
 import itertools
 from collections.abc import Sequence
