@@ -84,7 +84,7 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
 
 
 def _count_undrafted(lane: "Lane", plan: "Plan") -> None:
-    """Counts and logs sequences that decode plainly because every drafter that could take them is absent, late or full."""
+    """Counts and logs sequences that decode plainly because every drafter is absent, late or full, or has refused them."""
     num_undrafted = 0
     for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
         if num_drafts or not sequence.max_drafts or (sequence.draft_slot is not None and sequence.draft_slot.link.is_usable):
@@ -94,6 +94,6 @@ def _count_undrafted(lane: "Lane", plan: "Plan") -> None:
     if num_undrafted:
         lane.counters.fallbacks["no_drafter"] += num_undrafted
         lane.log.warning(
-            f"no drafter {lane.index}", "lane %d: %d of %d sequences go without drafts: every drafter is absent, late or full",
+            f"no drafter {lane.index}", "lane %d: %d of %d sequences go without drafts: every drafter is absent, late or full, or has refused them",
             lane.index, num_undrafted, len(plan.decodes),
         )  # fmt: skip

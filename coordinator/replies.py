@@ -34,6 +34,7 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
         else:
             place.base_len = base_len
             place.drafts = drafts
+            place.num_failures = 0
 
 
 def _are_sane(rows: list[DraftRowResult], vocab_size: int) -> bool:
