@@ -10,6 +10,7 @@ from specwire.errors import FailedPreconditionError, InvalidArgumentError, Resou
 from specwire.messages import GenerateRequest, ServiceDescription
 from specwire.policy.capacity import EngineDescription
 from specwire.speculative_config import check_rates
+from specwire.token_ids import check_token_ids
 
 from .counters import Counters, DegradedLog
 from .peers import VerifierPeer
@@ -136,11 +137,7 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
     num_prompt, limit = len(prompt), engine.max_model_len
     if not prompt:
         raise InvalidArgumentError("prompt_token_ids is empty; send at least one token")
-    if min(prompt) < 0 or max(prompt) >= engine.vocab_size:
-        position, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < engine.vocab_size)
-        raise InvalidArgumentError(
-            f"prompt_token_ids[{position}] is {token_id}, but the model's ids are 0 to {engine.vocab_size - 1}; use the served tokenizer"
-        )
+    check_token_ids(prompt, engine.vocab_size, "prompt_token_ids")
     if num_prompt >= limit:
         raise InvalidArgumentError(
             f"the prompt has {num_prompt} tokens, but a sequence may have {limit}, output included, so no token could follow; shorten it"

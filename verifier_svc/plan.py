@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from specwire.errors import InvalidArgumentError
 from specwire.messages import VerifyRow
+from specwire.token_ids import check_token_ids
 
-from .slots import Slot, VerifierLimits, check_token_ids
+from .slots import Slot, VerifierLimits
 
 
 @dataclass(frozen=True, slots=True)

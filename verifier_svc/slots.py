@@ -1,6 +1,5 @@
 """The sequences that a verifier holds, one a slot, and what it takes to open one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,7 @@ from specwire.engine.sampling.slot import SlotSampling
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import VerifyOpen
 from specwire.speculative_config import check_rates
+from specwire.token_ids import check_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,6 @@ def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device)
     except (InvalidArgumentError, UnsupportedError) as error:
         return Slot(message.slot, message.epoch, [], 0, None, error=str(error))
     return Slot(message.slot, message.epoch, list(message.token_ids), len(message.token_ids), sampling)
-
-
-def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
-    """Raise InvalidArgumentError for the first id that is not in [0, vocab_size)."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        position, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
-        raise InvalidArgumentError(f"{name}[{position}] is {token_id}, but the model's ids are 0 to {vocab_size - 1}; use the served tokenizer")
 
 
 def _check_open(message: VerifyOpen, limits: VerifierLimits) -> None:
