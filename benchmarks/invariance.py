@@ -1,24 +1,18 @@
 """Runs the drafter-invariance matrix on the default model and writes what it found as JSON. Takes 20 minutes and more on 2 cores.
 
-python -m benchmarks.invariance [--output benchmarks/results/invariance.json] [--prompts 12] [--max-tokens 64] [--only NAME ...]
+python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...]
 """
 
 import argparse
 import asyncio
-import datetime
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import grpc
-import torch
-import transformers
-
+from benchmarks.report import RESULTS, write_report
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 from specwire.engine.models.hashing import weights_hash
@@ -28,21 +22,17 @@ from tests.integration.noisy_model import ACCEPTANCE_RANGE, NOISE_SCALE
 from tests.integration.reference import OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet
 
-RESULT = Path(__file__).parent / "results" / "invariance.json"
-"""Where the committed result is."""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for invariance.json")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=[], help="names of configurations; all if none is given")
     args = parser.parse_args()
     report = run_matrix(args.prompts, args.max_tokens, args.only)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report["total"]))
+    path = write_report("invariance", report, args.results)
+    print(f"{path}: {json.dumps(report['total'])}")
 
 
 def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | None = None) -> dict[str, Any]:
@@ -76,16 +66,8 @@ def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | No
     _say(started, f"transformers: {len(greedy)} greedy texts, {len(found)} excused differences")
     return {
         "what": "token ids of each configuration against a one-token loop through the engine, in float32",
-        "command": " ".join(["python -m benchmarks.invariance", *sys.argv[1:]]) if sys.argv[0].endswith("invariance.py") else "make test-all",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "duration_s": round(time.monotonic() - started),
-        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads_per_service": NUM_THREADS, "system": platform.platform()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "grpc": grpc.__version__,
-        },
+        "threads_per_service": NUM_THREADS,
         "model": {"name": DEFAULT_MODEL, "weights": weights_hash(folder)[:16], "draft_noise_scale": NOISE_SCALE},
         "prompts": num_prompts,
         "max_tokens": max_tokens,
@@ -108,11 +90,6 @@ def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | No
 
 def _say(started: float, text: str) -> None:
     print(f"[{time.monotonic() - started:7.1f} s] {text}", file=sys.stderr, flush=True)
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 if __name__ == "__main__":

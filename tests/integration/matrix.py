@@ -101,7 +101,7 @@ def full_matrix() -> list[Configuration]:
         Configuration("draft_model K=3", drafters=("noisy",), speculation=_k(3)),
         Configuration("draft_model K=8", drafters=("noisy",), speculation=_k(8)),
         Configuration("draft_model K=3, one by one", drafters=("noisy",), speculation=_k(3), waves=(1,)),
-        crossing_zero("noisy", (3, 3, 6)),
+        crossing_zero("noisy", (3, 3, 6), 8),
         Configuration("garbage drafter K=5", drafters=("garbage",), speculation=_k(5), accepts=False),
         Configuration("drafter killed half-way", drafters=("noisy",), speculation=_k(3), kill="noisy"),
         Configuration("two drafters", drafters=("noisy", "ngram"), speculation=_k(3)),
@@ -111,11 +111,11 @@ def full_matrix() -> list[Configuration]:
     ]
 
 
-def crossing_zero(drafter: str, waves: tuple[int, ...]) -> Configuration:
-    """K is 8 for the first wave, 0 while two waves run, 3 above that, and back as sequences end."""
+def crossing_zero(drafter: str, waves: tuple[int, ...], k: int) -> Configuration:
+    """K is k for the first wave, 0 while two waves run, less than k above that, and back as sequences end."""
     first, both = waves[0], waves[0] + waves[1]
-    schedule = [[1, first, 8], [first + 1, both, 0], [both + 1, 64, 3]]
-    speculation = _k(8) | {"num_speculative_tokens_per_batch_size": schedule}
+    schedule = [[1, first, k], [first + 1, both, 0], [both + 1, 64, -(-k // 3)]]
+    speculation = _k(k) | {"num_speculative_tokens_per_batch_size": schedule}
     return Configuration("schedule crossing K=0", drafters=(drafter,), speculation=speculation, waves=waves)
 
 

@@ -20,7 +20,7 @@ from specwire.speculative_config import SpeculativeConfig
 from verifier_svc.loading import LoadedVerifier, load_verifier
 from verifier_svc.server import VerifierServer
 
-NUM_THREADS = 2
+NUM_THREADS = 1
 """CPU threads of every service that runs a model: how sums are split over threads, and so their rounding, is then the same everywhere."""
 _MODULES = {VerifierConfig: "verifier_svc", DrafterConfig: "drafter_svc", CoordinatorConfig: "coordinator"}
 _READY_TIMEOUT_S = 90.0

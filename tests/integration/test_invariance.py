@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.invariance import run_matrix
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 
 from .invariance import check, compare, run, transformers_greedy
-from .matrix import Case, Configuration, crossing_zero, load_cases
+from .matrix import Case, Configuration, crossing_zero, full_matrix, load_cases
 from .reference import Expected, OneTokenLoop
 from .stack import Fleet
 
@@ -16,8 +17,8 @@ _REDUCED = [
     Configuration("no drafter"),
     Configuration("ngram K=5", drafters=("ngram",), speculation={"num_speculative_tokens": 5}),
     Configuration("garbage drafter K=5", drafters=("garbage",), speculation={"num_speculative_tokens": 5}, accepts=False),
-    Configuration("drafter killed half-way", drafters=("noisy",), speculation={"num_speculative_tokens": 8}, kill="noisy"),
-    crossing_zero("noisy", (2, 2, 2)),
+    Configuration("drafter killed half-way", drafters=("noisy",), speculation={"num_speculative_tokens": 4}, kill="noisy"),
+    crossing_zero("noisy", (2, 2, 2), 4),
     Configuration("forced preemption, draft_model K=3", ("scarce",), ("noisy",), {"num_speculative_tokens": 3}, preempts=True),
     Configuration("two verifiers, one killed half-way", ("verifier", "scarce"), ("ngram",), {"num_speculative_tokens": 3}, kill="scarce"),
 ]
@@ -48,3 +49,13 @@ def test_the_reference_is_what_transformers_generates(cases: list[Case], expecte
     for index, text in zip(greedy, texts, strict=True):
         difference = compare(cases[index], expected[index], text, expected[index].finish_reason)
         assert difference is None or difference.is_excused, difference
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_the_full_matrix() -> None:
+    """12 prompts with every sampling through every configuration; benchmarks/results/invariance.json is a run of it."""
+    total = run_matrix()["total"]
+    assert total["differences"] == 0
+    assert total["configurations"] == len(full_matrix())
+    assert total["tokens_compared"] > 25_000

@@ -139,7 +139,7 @@ def make_requests(target: OneTokenLoop) -> list[tuple[_Request, Expected]]:
     requests: list[_Request] = []
     for index in range(24):
         prompt = [32 + (index % 6 * 13 + 7 * position) % 90 for position in range(2 + index * 5 % 60)]
-        requests.append((prompt, SamplingParams(max_tokens=1 + index * 7 % 32, temperature=index % 2 * 0.8, seed=index)))
+        requests.append((prompt, SamplingParams(max_tokens=1 + index * 7 % 24, temperature=index % 2 * 0.8, seed=index)))
     return [((prompt, params), target.generate(prompt, params)) for prompt, params in requests]
 
 
@@ -147,13 +147,13 @@ async def test_all_blocks_and_slots_are_free_after_a_thousand_requests(socket_di
     target, draft = folders
     requests = make_requests(OneTokenLoop(target, _MAX_MODEL_LEN, num_threads=1))
     # Fewer blocks than the running sequences need in the end, so that some are preempted.
-    verifier = verifier_config(target, max_model_len=_MAX_MODEL_LEN, num_kv_blocks=14, max_num_seqs=8, max_num_batched_tokens=48)
+    verifier = verifier_config(target, max_model_len=_MAX_MODEL_LEN, num_kv_blocks=10, max_num_seqs=8, max_num_batched_tokens=48)
     drafter = drafter_config(draft, max_num_seqs=6, prefill_chunk=32)
     async with tiny_stack(socket_dir, verifier, drafter, speculation={"num_speculative_tokens": 4}) as stack:
         engine, server = stack.coordinator.engine, stack.drafter
         assert server is not None
         [lane] = engine.lanes
-        assert lane.num_free_blocks == stack.verifier.num_blocks == 14
+        assert lane.num_free_blocks == stack.verifier.num_blocks == 10
         method = server.worker.ready.result()
         num_draft_blocks = method.num_free_blocks
 
@@ -167,7 +167,7 @@ async def test_all_blocks_and_slots_are_free_after_a_thousand_requests(socket_di
         assert not lane.running
         assert stack.verifier.num_open_slots == 0
         # As the verifier's replies say, as its books say, and the drafter's.
-        assert lane.num_free_blocks == stack.verifier.num_free_blocks == 14
+        assert lane.num_free_blocks == stack.verifier.num_free_blocks == 10
         stack.verifier.check_integrity()
         assert method.num_free_blocks == num_draft_blocks
         method.check_integrity()
