@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
 from specwire.messages import ServiceDescription
-from specwire.policy.capacity import EngineDescription, check_message_size
+from specwire.policy.capacity import EngineDescription
 
 from .countdown import Countdown
 from .limits import check_drafter
@@ -41,8 +41,7 @@ class Drafter:
 
     def accept(self, engine: EngineDescription, description: ServiceDescription) -> None:
         """Takes over its capacities. Raises FailedPreconditionError if its tokens are not the target's, or its messages too small."""
-        check_drafter(engine.verifier, description)
-        check_message_size(engine.max_round_bytes, description.max_message_bytes)
+        check_drafter(engine, description)
         self.max_num_seqs = description.max_num_seqs or sys.maxsize
         self.max_drafts = description.max_num_draft_tokens or sys.maxsize
         self.window = min(self._window, description.max_model_len or sys.maxsize)

@@ -2,7 +2,7 @@
 
 from specwire.errors import FailedPreconditionError
 from specwire.messages import ServiceDescription
-from specwire.policy.capacity import EngineDescription, check_match
+from specwire.policy.capacity import EngineDescription, check_match, check_message_size
 
 
 def check_lane(description: EngineDescription, verifier: ServiceDescription) -> None:
@@ -22,10 +22,13 @@ def check_lane(description: EngineDescription, verifier: ServiceDescription) -> 
             )
 
 
-def check_drafter(verifier: ServiceDescription, drafter: ServiceDescription) -> None:
-    """Raise FailedPreconditionError unless the drafter's token ids mean what the target's do; padded vocabularies may differ in size."""
+def check_drafter(engine: EngineDescription, drafter: ServiceDescription) -> None:
+    """Raise FailedPreconditionError unless the drafter's token ids mean what the target's do (padded vocabularies may differ in size) and a
+    round fits into its messages."""
+    check_message_size(engine.max_round_bytes, drafter.max_message_bytes)
     if drafter.use_heterogeneous_vocab or not drafter.vocab_size:
         return
+    verifier = engine.verifier
     ours, theirs = verifier.tokenizer_fingerprint, drafter.tokenizer_fingerprint
     matches = ours == theirs if ours and theirs else verifier.vocab_size == drafter.vocab_size
     if not matches:

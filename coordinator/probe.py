@@ -32,7 +32,7 @@ async def probe_peers(
         raise FailedPreconditionError(f"verifiers {', '.join(found_verifiers)}: {error}") from error
     for address, description in found_drafters.items():
         try:
-            check_drafter(engine.verifier, description)
+            check_drafter(engine, description)
         except FailedPreconditionError as error:
             raise FailedPreconditionError(f"drafter {address} can't draft for {', '.join(found_verifiers)}: {error}") from error
     return engine

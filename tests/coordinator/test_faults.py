@@ -122,6 +122,12 @@ async def test_tokenizer_mismatch_at_the_start() -> None:
             pass
 
 
+async def test_a_drafter_with_too_small_messages_at_the_start() -> None:
+    with pytest.raises(FailedPreconditionError, match=r"drafter d:1 can't draft .* a round can take \d+ bytes, but messages may have 1000; raise"):
+        async with Cluster(drafters=[DrafterScript(max_message_bytes=1000)]):
+            pass
+
+
 async def test_tokenizer_mismatch_later() -> None:
     async with Cluster([byte_verifier_script()], [byte_drafter_script()], min_draft_wait_ms=1000) as cluster:
         await cluster.all_there()

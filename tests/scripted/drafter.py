@@ -31,6 +31,7 @@ class DrafterScript:
     garbage: tuple[str, ...] = ()
     delay_s: float | Callable[[DraftRound], float] = 0.0
     draft_cost: tuple[DraftCost, ...] = ()
+    max_message_bytes: int = 64 << 20
 
 
 @dataclass
@@ -64,7 +65,7 @@ class ScriptedDrafter:
         return ServiceDescription(
             model_id="scripted-draft", instance_id=script.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, tokenizer_fingerprint=script.tokenizer_fingerprint,
-            method="scripted", draft_cost=script.draft_cost, max_message_bytes=64 << 20,
+            method="scripted", draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes,
         )  # fmt: skip
 
     def open_session(self) -> DraftSession:
