@@ -123,7 +123,7 @@ async def test_tokenizer_mismatch_at_the_start() -> None:
 
 
 async def test_a_drafter_with_too_small_messages_at_the_start() -> None:
-    with pytest.raises(FailedPreconditionError, match=r"drafter d:1 can't draft .* a round can take \d+ bytes, but messages may have 1000; raise"):
+    with pytest.raises(FailedPreconditionError, match=r"drafter d0:1 can't draft .* a round can take \d+ bytes, but messages may have 1000; raise"):
         async with Cluster(drafters=[DrafterScript(max_message_bytes=1000)]):
             pass
 
