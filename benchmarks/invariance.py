@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS, write_report
+from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
-from specwire.engine.default_model import DEFAULT_MODEL
 from specwire.engine.models.hashing import weights_hash
 from tests.integration.invariance import check, compare, run, transformers_greedy
 from tests.integration.matrix import MAX_MODEL_LEN, fleet_configs, full_matrix, load_cases

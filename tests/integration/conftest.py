@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
-from specwire.engine.default_model import DEFAULT_MODEL
 
 from .matrix import MAX_MODEL_LEN, fleet_configs
 from .reference import OneTokenLoop

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specwire.config import DrafterConfig, VerifierConfig
+from specwire.config import DEFAULT_MODEL, DrafterConfig, VerifierConfig
 from specwire.engine.checkpoint import resolve_model
-from specwire.engine.default_model import DEFAULT_MODEL
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.invariance import run_matrix
+from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
-from specwire.engine.default_model import DEFAULT_MODEL
 
 from .invariance import check, compare, run, transformers_greedy
 from .matrix import Case, Configuration, crossing_zero, full_matrix, load_cases

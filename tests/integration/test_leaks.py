@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from drafter_svc.draft_model import DraftModel
 from specwire.client.aio import AsyncClient
 from specwire.errors import DeadlineExceededError, UnavailableError
 from specwire.sampling_params import SamplingParams
@@ -37,7 +38,7 @@ class CancelAt:
         resume, argument = self._coroutine.send, None
         while True:
             try:
-                future = resume(argument)  # type: ignore[arg-type]
+                future = resume(argument)
             except StopIteration as end:
                 return end.value
             if self._num_awaits_left == 0:
@@ -49,7 +50,7 @@ class CancelAt:
             try:
                 yield future
             except BaseException as error:
-                resume, argument = self._coroutine.throw, error  # type: ignore[assignment]
+                resume, argument = self._coroutine.throw, error
 
 
 class Clients:
@@ -155,6 +156,7 @@ async def test_all_blocks_and_slots_are_free_after_a_thousand_requests(socket_di
         [lane] = engine.lanes
         assert lane.num_free_blocks == stack.verifier.num_blocks == 10
         method = server.worker.ready.result()
+        assert isinstance(method, DraftModel)
         num_draft_blocks = method.num_free_blocks
 
         clients = Clients(stack, requests)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,16 @@ async def test_zeros_arrive_as_zeros(socket_dir: Path, folder: Path) -> None:
     others = SamplingParams(
         temperature=0.9, top_p=0.5, top_k=7, seed=5, logprobs=3, min_tokens=2, max_draft_tokens=3, presence_penalty=1.0, min_p=0.1
     )
-    zeros = {"temperature": 0, "top_k": 0, "seed": 0, "logprobs": 0, "min_tokens": 0, "max_draft_tokens": 0, "presence_penalty": 0.0, "min_p": 0.0}
+    zeros: dict[str, Any] = {
+        "temperature": 0,
+        "top_k": 0,
+        "seed": 0,
+        "logprobs": 0,
+        "min_tokens": 0,
+        "max_draft_tokens": 0,
+        "presence_penalty": 0.0,
+        "min_p": 0.0,
+    }
     async with tiny_stack(socket_dir, verifier_config(folder), drafter_config(folder)) as stack:
         with seen_by(stack.verifier) as seen:
             zero = await stack.client.generate(_PROMPT, others, max_tokens=8, **zeros)
