@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,3 +170,24 @@ async def test_many_ends_at_once(socket_dir: Path, folder: Path, target: OneToke
     for (prompt, params), result in zip(requests, results, strict=True):
         check_equal(result, target.generate(prompt, params), prompt)
     assert sum(result.spec.num_accepted_tokens for result in results) > 50
+
+
+async def test_stop_strings_at_every_token_of_accepted_blocks(socket_dir: Path, folder: Path, target: OneTokenLoop) -> None:
+    """Every token is a printable character here, so that the text says at which token a one-token decoder would stop."""
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=24, ignore_eos=True, allowed_token_ids=tuple(range(94)))
+    expected = target.generate(_PROMPT, params)
+    text = expected.text
+    assert len(text) == len(expected.token_ids) == 24
+    config = verifier_config(folder, max_model_len=_MAX_MODEL_LEN)
+    async with tiny_stack(socket_dir, config, drafter_config(folder), speculation={"num_speculative_tokens": _K}) as stack:
+        stops = list(dict.fromkeys(text[start : start + length] for length in (1, 2, 3) for start in range(len(text) - length + 1)))
+        results = await asyncio.gather(*(stack.client.generate(_PROMPT, params, stop=stop) for stop in stops))
+        options: dict[str, Any] = {"include_stop_str_in_output": True}
+        included = await asyncio.gather(*(stack.client.generate(_PROMPT, params, stop=["no such text", stop], **options) for stop in stops))
+    for stop, result, longer in zip(stops, results, included, strict=True):
+        end = text.index(stop) + len(stop)
+        assert (result.token_ids, result.finish_reason, result.choices[0].stop_cause) == (expected.token_ids[:end], "stop", stop)
+        assert result.text == text[: end - len(stop)]
+        assert result.usage.num_generated_tokens == end
+        assert (longer.token_ids, longer.text) == (expected.token_ids[:end], text[:end])
+    assert sum(result.spec.num_accepted_tokens for result in results) > 20
