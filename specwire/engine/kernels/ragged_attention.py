@@ -204,9 +204,13 @@ def _prefill_calls(first: int, last: int, slots: np.ndarray, device: torch.devic
 
 
 def _padded_length(num_positions: int) -> int:
-    """Steps of 32 up to 256 positions, of 256 beyond: measured, float32 and bfloat16 sums then agree bit for bit across lengths."""
-    step = 32 if num_positions <= 256 else 256
-    return -(-num_positions // step) * step
+    """The next length at which sums agree bit for bit with those of every longer one.
+
+    PyTorch's CPU attention takes positions in blocks of 512. In a last block of up to 256 positions, multiples of 32 agree; longer ones
+    are cut differently by the matrix products inside, unless they are whole (measured in float32 and bfloat16).
+    """
+    whole, rest = divmod(num_positions, 512)
+    return 512 * whole + (-(-rest // 32) * 32 if rest <= 256 else 512)
 
 
 def _first_columns(array: np.ndarray, count: int) -> np.ndarray:
