@@ -164,6 +164,7 @@ async def _read(requests: AsyncIterator[pb.SessionRequest], session: SessionStre
         async for message in requests:
             starts, cancels = generate.unpack_command(message)
             for stream_id, request in starts:
+                await session.wait_for_room()
                 try:
                     session.start(stream_id, _limit_time(request, None))
                 except SpecwireError as error:

@@ -17,6 +17,8 @@ from specwire.rpc import error_from_code, status_code
 from .engine import Engine, RequestHandle
 
 _MAX_STREAM_ID = 2**63 - 1
+_MAX_UNREAD = 512
+"""Streams and refusals with something to read, above which nothing more is taken from a session's client."""
 _new = tuple.__new__  # takes a third of the time that calling a named tuple's class does
 _SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
 
@@ -64,6 +66,7 @@ class SessionStream:
         self._live: dict[int, RequestHandle] = {}
         self._pending: deque[tuple[int, RequestSink]] = deque()
         self._refused: list[SessionEvent] = []
+        self._has_room = asyncio.Event()
         self._input_has_ended = False
         self._is_draining = False
         self._failure: Exception | None = None
@@ -89,6 +92,12 @@ class SessionStream:
         """Tells the client why a start failed. A live request of the same id goes on, so only without one the id is done."""
         self._refused.append(SessionEvent(stream_id, error=_error_status(error), done=stream_id not in self._live))
         self._wake.set()
+
+    async def wait_for_room(self) -> None:
+        """Returns once the client has read most of what it asked for; a client that never reads must not fill the memory with answers."""
+        while len(self._pending) + len(self._refused) > _MAX_UNREAD:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def cancel(self, stream_id: int) -> None:
         """Ends a request; ids that are not live are ignored, since the request may just have ended."""
@@ -131,6 +140,7 @@ class SessionStream:
     def _take_update(self) -> SessionUpdate:
         deltas: list[StreamDelta] = []
         events, self._refused = self._refused, []
+        self._has_room.set()
         num_bytes = 0
         while self._pending and num_bytes < self._max_update_bytes:
             stream_id, sink = self._pending.popleft()

@@ -308,6 +308,28 @@ async def test_close_cancels_everything_and_is_idempotent(paused: ScriptedEngine
     assert all(scripted.is_cancelled for scripted in paused.requests)
 
 
+async def test_a_client_that_does_not_read_its_refusals_is_read_no_further(engine: ScriptedEngine) -> None:
+    session = SessionStream(engine, MANY_BYTES)
+    num_refused = 0
+
+    async def read() -> None:
+        nonlocal num_refused
+        while num_refused < 5000:
+            await session.wait_for_room()
+            num_refused += 1
+            session.refuse(num_refused, InvalidArgumentError("no"))
+
+    reading = asyncio.create_task(read())
+    updates = session.updates()
+    num_read = 0
+    while num_read < 5000:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert 0 < num_refused - num_read <= 513
+        num_read += len((await anext(updates)).events)
+    await reading
+
+
 async def test_a_drained_session_refuses_starts_and_ends_with_its_last_request(engine: ScriptedEngine) -> None:
     session = SessionStream(engine, MANY_BYTES)
     session.start(1, request(max_tokens=20))
