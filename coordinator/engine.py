@@ -22,7 +22,7 @@ from .lane import Lane
 from .limits import check_lane
 from .link import DraftLink
 from .loop import step
-from .peers import DrafterFactory, VerifierFactory, VerifierPeer
+from .peers import DrafterFactory, VerifierFactory, VerifierPeer, answer_in_time
 from .probe import probe_peers
 from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
@@ -204,7 +204,7 @@ class Engine:
         assert self.description is not None, "a description was just adopted"
         check_lane(self.description, description)
         if self._tokenizer is None and description.tokenizer_fingerprint:
-            self._tokenizer = await asyncio.to_thread(Tokenizer, await peer.get_tokenizer())
+            self._tokenizer = await asyncio.to_thread(Tokenizer, await answer_in_time(peer.get_tokenizer(), "GetTokenizer"))
 
     def _adopt(self, engine: EngineDescription) -> None:
         self._admission.description = engine

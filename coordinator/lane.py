@@ -14,7 +14,7 @@ from .backoff import Backoff
 from .countdown import Countdown
 from .counters import Counters, DegradedLog
 from .link import DraftLink
-from .peers import VerifierPeer, VerifyStream
+from .peers import VerifierPeer, VerifyStream, answer_in_time
 from .sequence import Sequence
 from .slots import Round, Slot
 
@@ -113,9 +113,9 @@ class Lane:
         self.wake()
 
     def look_for_drafter(self, sequence: Sequence, *, soon: bool = True) -> None:
-        """Lists a sequence as one to pin to a drafter; not soon: once something changes there."""
+        """Lists a sequence as one to pin to a drafter; not soon: once something changes there, or for another sequence."""
         self.unpinned[sequence] = None
-        self.may_pin = soon
+        self.may_pin = self.may_pin or soon
 
     def pin_sequences(self) -> None:
         """Pins sequences to the drafters with the fewest sequences; the choice then stays."""
@@ -189,12 +189,12 @@ class Lane:
             await self._peer.close()
 
     async def _connect(self) -> None:
-        description = await self._peer.describe()
+        description = await answer_in_time(self._peer.describe(), "Describe")
         await self.admission.accept(self._peer, description)
         stream = self._stream = self._peer.open_stream()
         self._session += 1
         stream.send(VerifyRound(self._session, self.index, 0, hello=self._hello))
-        welcome = (await stream.receive()).welcome
+        welcome = (await answer_in_time(stream.receive(), "the hello of a stream")).welcome
         if welcome is None:
             raise InternalError("the verifier's first reply has no welcome")
         engine = self.admission.description

@@ -11,7 +11,7 @@ from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, D
 from .backoff import Backoff
 from .countdown import Countdown
 from .draft_slot import DraftSlot
-from .peers import DrafterFactory, DrafterPeer, DraftStream
+from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time
 from .replies import take_rows
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class DraftLink:
         self._unopened.append(place)
         self.drafter.num_open += 1
 
-    def close_slot(self, place: DraftSlot) -> None:
+    def close_slot(self, place: DraftSlot, *, makes_room: bool = True) -> None:
+        """Ends a slot. makes_room: another sequence may find a place at the drafter now."""
         assert self.slots.get(place.index) is place, f"drafter slot {place.index} is closed, but epoch {place.epoch} is not its live one"
         del self.slots[place.index]
         place.sequence.draft_slot = None
@@ -87,7 +88,7 @@ class DraftLink:
         self.drafter.num_open -= 1
         if place.is_open:
             self._closes.append(SlotRef(place.index, place.epoch))
-        self.lane.may_pin = True
+        self.lane.may_pin = self.lane.may_pin or makes_room
 
     def has_mail(self, *, may_open: bool) -> bool:
         """Whether `post` would send something even if nothing is asked."""
@@ -148,7 +149,7 @@ class DraftLink:
             await peer.close()
 
     async def _connect(self, peer: DrafterPeer) -> None:
-        description = await peer.describe()
+        description = await answer_in_time(peer.describe(), "Describe")
         engine = self.lane.admission.description
         assert engine is not None, "drafters are connected once a verifier is known"
         try:
@@ -159,7 +160,7 @@ class DraftLink:
         self._stream = peer.open_stream()
         self._session += 1
         self._stream.send(DraftRound(self._session, self.lane.index, 0, hello=self._hello))
-        await self._receive()
+        await answer_in_time(self._receive(), "the hello of a stream")
         self.is_connected = self.is_usable = True
         self.lane.may_pin = True
         self.lane.wake()

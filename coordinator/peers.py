@@ -1,13 +1,19 @@
 """What the coordinator needs of the services that it drives. rpc.py has it over gRPC; tests have it inside one process."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
+from specwire.errors import UnavailableError
 from specwire.messages import DraftResult, DraftRound, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
 Opened = TypeVar("Opened", covariant=True)
+Answer = TypeVar("Answer")
+
+_ANSWER_S = 10.0
+"""What a peer may take to answer while it is being connected."""
 
 
 class Stream(Protocol, Generic[Sent, Received]):
@@ -49,3 +55,12 @@ DrafterPeer = Peer[DraftStream]
 VerifierFactory = Callable[[str, int], VerifierPeer]
 """(address, most bytes of a message) -> the verifier there."""
 DrafterFactory = Callable[[str, int], DrafterPeer]
+
+
+async def answer_in_time(answer: Awaitable[Answer], to: str) -> Answer:
+    """A connecting peer's answer. Raises UnavailableError once it took too long: the peer is not there, or hangs."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await answer
+    except TimeoutError:
+        raise UnavailableError(f"it did not answer {to} within {_ANSWER_S:g} s; it is not there, or hangs") from None

@@ -1,14 +1,18 @@
 """Peers that do not match, hang, answer wrongly or never come back."""
 
+import asyncio
 import logging
+import socket
 from typing import Any
 
 import grpc
 import pytest
 
+from coordinator.engine import Engine
+from coordinator.replies import take_rows
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InternalError
-from specwire.messages import DraftCost, FinishReason, VerifyOpen
+from specwire.messages import DraftCost, DraftRowResult, FinishReason, RowStatus, VerifyOpen
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.scripted.cluster import Cluster, GrpcNetwork, InProcessNetwork
 from tests.scripted.drafter import DrafterScript
@@ -281,3 +285,38 @@ async def test_a_fault_in_the_step_costs_a_reconnection_not_the_lane(monkeypatch
         monkeypatch.undo()
         await request.check()
         assert "ZeroDivisionError" in caplog.text
+
+
+async def test_peers_that_accept_a_connection_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped processes do: their kernel accepts for them."""
+    monkeypatch.setattr("coordinator.peers._ANSWER_S", 0.2)
+    monkeypatch.setattr("coordinator.probe._PROBE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        host, port = mute.getsockname()
+        engine = Engine(CoordinatorConfig(verifiers=(f"{host}:{port}",)))
+        await engine.start()
+        async with asyncio.timeout(10):
+            while "did not answer Describe within 0.2 s" not in engine.ready.reason:
+                await engine.readiness_changed()
+        await engine.stop(0)
+
+
+async def test_a_verifier_without_a_welcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.peers._ANSWER_S", 0.1)
+    monkeypatch.setattr("tests.scripted.local._LocalVerifyStream.receive", lambda _: asyncio.Event().wait())
+    async with Cluster() as cluster, asyncio.timeout(10):
+        await cluster.until(lambda: "did not answer the hello of a stream within 0.1 s" in cluster.engine.ready.reason)
+
+
+@pytest.mark.parametrize("others_look", [False, True])
+async def test_a_sequence_that_a_full_drafter_refuses_changes_nothing_for_others(others_look: bool) -> None:
+    """They go on looking for a drafter if they did; if not, the refused one is not sent there at once again."""
+    async with Cluster(drafters=[DrafterScript()], min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        cluster.submit(PROMPT, seed=1, max_tokens=100)
+        lane = cluster.engine.lanes[0]
+        await cluster.until(lambda: bool(lane.links[0].slots))
+        place = next(iter(lane.links[0].slots.values()))
+        lane.may_pin = others_look
+        take_rows(lane.links[0], [DraftRowResult(RowStatus.OUT_OF_BLOCKS, place.index, place.epoch, len(place.sequence.token_ids))], is_asked=True)
+        assert (lane.may_pin, list(lane.unpinned)) == (others_look, [place.sequence])
