@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.report import RESULTS, Bystanders, print_table, write_report
-from specwire.cli.stack import MODEL_ENVIRONMENT, StackOptions, plan_stack
+from specwire.cli.stack import StackOptions, plan_stack
 from specwire.cli.up import free_port
 from specwire.client import AsyncClient
 from specwire.engine.checkpoint import resolve_model
 from specwire.launch import Supervisor
+from specwire.process import MODEL_ENVIRONMENT
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import os
 import sys
 
 from specwire.config import DrafterConfig, parse_flags
-from specwire.process import run_service
+from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
 from .server import DrafterServer
@@ -37,6 +37,7 @@ async def serve(config: DrafterConfig) -> None:
 def main() -> None:
     """Entry point."""
     config = parse_flags(DrafterConfig, "python -m drafter_svc", sys.argv[1:])
+    set_model_environment()
     run_service("drafter", lambda: serve(config))
 
 

@@ -32,7 +32,6 @@ class ServiceSpec:
         arguments: the module's command line.
         address: where its health service answers.
         essential: its end is the end of everything; other services are restarted.
-        environment: variables (name, value) for it, unless they are set already.
     """
 
     name: str
@@ -40,7 +39,6 @@ class ServiceSpec:
     arguments: tuple[str, ...]
     address: str
     essential: bool = False
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 class ServiceProcess:
@@ -66,7 +64,6 @@ class ServiceProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            env={**dict(self.spec.environment), **os.environ},
         )
         self._last_lines.clear()
         self._reader = asyncio.create_task(self._read_lines(self._process))

@@ -1,6 +1,7 @@
 """The frame of a service process: logging, event loop, and start-up errors as one line and an exit status."""
 
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,6 +11,17 @@ from specwire.errors import SpecwireError
 from specwire.log import set_up_logging
 
 logger = logging.getLogger(__name__)
+
+
+# Threads of a model that wait for each other give up the core after some microseconds. By default they spin for milliseconds, and where
+# other processes want the cores too, a step of two threads takes ten times as long as one of a single thread.
+MODEL_ENVIRONMENT = (("GOMP_SPINCOUNT", "1000"),)
+
+
+def set_model_environment() -> None:
+    """Sets what makes models run well, unless the user did. Before torch is imported: its libraries read it when they are loaded."""
+    for name, value in MODEL_ENVIRONMENT:
+        os.environ.setdefault(name, value)
 
 
 def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import os
 import sys
 import uuid
 from typing import TYPE_CHECKING
 
 from specwire.config import VerifierConfig, parse_flags
-from specwire.process import run_service
+from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
 from .server import VerifierServer
@@ -28,17 +29,26 @@ async def serve(config: VerifierConfig) -> None:
     )
     stop_signal = asyncio.create_task(wait_for_stop_signal())
     await server.start()
-    loading = asyncio.create_task(server.load())
+    serving = asyncio.create_task(_load_and_watch(server))
     try:
-        await asyncio.wait((loading, stop_signal), return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
-            logger.info("ready: verifier %s", " ".join(server.bound_addresses))
-            await stop_signal
+        await asyncio.wait((serving, stop_signal), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
         logger.info("stopping")
     finally:
+        serving.cancel()
         stop_signal.cancel()
-        await server.stop(_GRACE_S)
+        if not await server.stop(_GRACE_S) and stop_signal.done():
+            # The interpreter's own ending would wait for the thread: a large model loads for minutes.
+            logger.info("leaving while the model is still busy")
+            os._exit(0)
+
+
+async def _load_and_watch(server: VerifierServer) -> None:
+    """Never returns: raises what keeps the verifier from serving, at the start or later."""
+    await server.load()
+    logger.info("ready: verifier %s", " ".join(server.bound_addresses))
+    await server.wait_broken()
 
 
 def _load(config: VerifierConfig, instance_id: str) -> "LoadedVerifier":
@@ -49,6 +59,7 @@ def _load(config: VerifierConfig, instance_id: str) -> "LoadedVerifier":
 
 def main() -> None:
     config = parse_flags(VerifierConfig, "python -m verifier_svc", sys.argv[1:])
+    set_model_environment()
     run_service("verifier", lambda: serve(config))
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # loading brings torch, which takes seconds; the addresses ar
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specwire.v1.VerifierService"
+_LAST_WAIT_S = 1.0
+"""What the worker thread gets at the end to finish what it does."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
@@ -143,12 +145,19 @@ class VerifierServer:
         self._servicer.serve(loaded, self._gate)
         await self._server.set_serving(True)
 
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """NOT_SERVING, outstanding rounds are answered, streams end, the worker thread ends."""
+    async def wait_broken(self) -> None:
+        """Never returns. Raises InternalError once rounds keep failing: only a new process can help; of a loaded verifier."""
+        assert self._gate is not None, "only a loaded verifier can break"
+        await asyncio.shield(self._gate.broken)
+
+    async def stop(self, grace_s: float = 5.0) -> bool:
+        """NOT_SERVING, outstanding rounds are answered, streams end; False if the worker thread is still busy then."""
         await self._server.set_serving(False)
         if self._gate is not None:
             self._gate.shut()
         await self._server.stop(grace_s)
         if self._gate is not None:
             self._gate.evict()
-        self._worker.shutdown(wait=False)
+        ended = asyncio.create_task(asyncio.to_thread(self._worker.shutdown))
+        await asyncio.wait((ended,), timeout=_LAST_WAIT_S)
+        return ended.done()

@@ -7,18 +7,21 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specwire.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.errors import AbortedError, FailedPreconditionError, InternalError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.messages import Hello, RoundTiming, VerifyResult, VerifyRound, Welcome
 
 if TYPE_CHECKING:
     from .verifier import Verifier
 
 logger = logging.getLogger(__name__)
+
+_MAX_FAULTS = 3
+"""Rounds in a row that fail for no reason of their own, after which the verifier is taken for broken."""
 
 
 class VerifySession:
@@ -29,10 +32,19 @@ class VerifySession:
         worker: an executor of one thread, which owns the verifier.
         hello: who opened the stream.
         max_outstanding_rounds: W.
+        count: takes every answer to rows, or the fault in its place.
     """
 
-    def __init__(self, verifier: "Verifier", worker: Executor, hello: Hello, max_outstanding_rounds: int) -> None:
+    def __init__(
+        self,
+        verifier: "Verifier",
+        worker: Executor,
+        hello: Hello,
+        max_outstanding_rounds: int,
+        count: Callable[[VerifyResult | Exception], None],
+    ) -> None:
         self.hello = hello
+        self._count = count
         self.max_outstanding_rounds = max_outstanding_rounds
         self._verifier = verifier
         self._worker = worker
@@ -76,6 +88,10 @@ class VerifySession:
                 if self._failure is not None:
                     raise self._failure from None
                 raise
+            except Exception as error:
+                self._count(error)
+                raise
+            self._count(result)
             self._unanswered.popleft()
             yield result
 
@@ -109,6 +125,9 @@ class SessionGate:
         worker: an executor of one thread, which owns the verifier.
         instance_id: of this verifier.
         max_outstanding_rounds: W of this side.
+
+    Attributes:
+        broken: fails with InternalError once rounds keep failing.
     """
 
     def __init__(self, verifier: "Verifier", worker: Executor, instance_id: str, max_outstanding_rounds: int) -> None:
@@ -118,6 +137,8 @@ class SessionGate:
         self._max_outstanding_rounds = max_outstanding_rounds
         self._holder: VerifySession | None = None
         self._is_open = True
+        self._num_faults = 0
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def enter(self, hello: Hello) -> tuple[VerifySession, Welcome]:
         """Starts a session. The same coordinator's older or equal incarnation loses its own at once.
@@ -137,7 +158,7 @@ class SessionGate:
         if self._holder is not None:
             self._take_over(self._holder, hello)
         max_outstanding_rounds = min(self._max_outstanding_rounds, hello.max_outstanding_rounds)
-        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds)
+        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds, self._count)
         logger.info("coordinator %s, incarnation %d, holds this verifier; W = %d", hello.coordinator_id, hello.incarnation, max_outstanding_rounds)
         # Slots of earlier sessions close before the first round of this one can start, so all blocks are free to it.
         return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._verifier.num_blocks)
@@ -163,6 +184,16 @@ class SessionGate:
         """Ends the holder's session now, if there is one."""
         if self._holder is not None:
             self.leave(self._holder, "the verifier stops")
+
+    def _count(self, outcome: VerifyResult | Exception) -> None:
+        """Counts rounds that failed in a row for no reason of their own; one whose rows are answered starts the count anew."""
+        if isinstance(outcome, VerifyResult):
+            self._num_faults = 0 if outcome.rows else self._num_faults
+        elif not isinstance(outcome, SpecwireError):
+            self._num_faults += 1
+            if self._num_faults >= _MAX_FAULTS and not self.broken.done():
+                text = f"{self._num_faults} rounds in a row failed, the last one with {type(outcome).__name__}: {outcome}"
+                self.broken.set_exception(InternalError(f"{text}; the verifier ends, to be started anew"))
 
     def _take_over(self, holder: VerifySession, hello: Hello) -> None:
         held = holder.hello

@@ -11,9 +11,6 @@ from specwire.launch import ServiceSpec
 from specwire.speculative_config import SpeculativeConfig
 
 _VERIFIER = VerifierConfig()
-# Threads of a model that wait for each other give up the core after some microseconds. By default they spin for milliseconds, and where
-# other processes want the cores too, a step of two threads takes ten times as long as one of a single thread.
-MODEL_ENVIRONMENT = (("GOMP_SPINCOUNT", "1000"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +127,4 @@ def _numbered(kind: str, index: int, all_of_kind: tuple[object, ...]) -> str:
 
 
 def _spec(name: str, module: str, config: VerifierConfig | DrafterConfig | CoordinatorConfig, essential: bool = False) -> ServiceSpec:
-    environment = () if isinstance(config, CoordinatorConfig) else MODEL_ENVIRONMENT
-    return ServiceSpec(name, module, tuple(flags(config)), config.listen[0], essential, environment)
+    return ServiceSpec(name, module, tuple(flags(config)), config.listen[0], essential)

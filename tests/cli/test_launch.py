@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,21 +77,6 @@ async def test_starts_in_order_and_stops_in_reverse(stack: list[list[ServiceSpec
     assert len(happened(events, "stop")) == 3
     assert not [pid for _, pid in happened(events, "start") if is_alive(pid)]
     assert [service.pid for group in supervisor.groups for service in group] == [None] * 3
-
-
-@pytest.mark.parametrize(("given", "seen"), [(None, "3"), ("7", "7")])
-async def test_environment_is_a_default(
-    stack: list[list[ServiceSpec]], log: Log, events: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, seen: str
-) -> None:
-    monkeypatch.delenv("SPINS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("SPINS", given)
-    monkeypatch.setenv("FAKE_DRAFTER", json.dumps({"show": "SPINS"}))
-    supervisor = Supervisor([[replace(stack[0][1], environment=(("SPINS", "3"),))]], log)
-    async with asyncio.timeout(TIMEOUT_S):
-        await supervisor.start()
-        await supervisor.stop()
-    assert ("drafter", f"SPINS={seen}") in log.lines
 
 
 async def test_early_end_is_reported_with_its_last_lines(

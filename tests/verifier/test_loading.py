@@ -138,9 +138,9 @@ def test_the_cost_table_keeps_to_its_time(folder, caplog):
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
-def start(*arguments, cwd=Path(__file__).parents[2]):
+def start(*arguments, program=("-m", "verifier_svc"), cwd=Path(__file__).parents[2]):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "verifier_svc", *arguments]
+    command = [sys.executable, *program, *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment)
 
 
@@ -164,6 +164,22 @@ async def test_a_process_serves_until_sigterm(folder, socket_dir):
     finally:
         process.kill()
         process.communicate()
+
+
+async def test_sigterm_ends_a_process_that_loads(socket_dir):
+    script = "import time, verifier_svc.__main__ as verifier; verifier._load = lambda *_: time.sleep(300); verifier.main()"
+    address = f"unix:{socket_dir}/v.sock"
+    process = start("--listen", address, program=("-c", script))
+    try:
+        async with open_channel(address) as channel, asyncio.timeout(20):
+            await channel.channel_ready()
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=10)
+        assert process.returncode == 0, errors
+        assert "leaving while the model is still busy" in errors
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(

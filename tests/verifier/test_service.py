@@ -10,6 +10,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from specwire.errors import InternalError
 from specwire.messages import Hello, Proposals, TokenizerSpec, VerifyRound
 from specwire.rpc import is_serving, open_channel
 from specwire.v1 import verifier_pb2 as pb
@@ -122,6 +123,37 @@ async def test_a_fault_of_the_model_ends_the_stream_and_frees_its_blocks(served)
     served.verifier._runner.forward = forward
     await until(lambda: served.verifier.num_open_slots == 0)
     assert served.verifier.num_free_blocks == 64
+
+
+async def test_rounds_that_keep_failing_break_the_verifier(served):
+    """Two faults in a row do not, nor does a round without rows between them start the count anew."""
+    rounds = Rounds(served.verifier)
+    launch = served.verifier.launch
+
+    def fail(request):
+        if not request.rows:
+            return launch(request)
+        raise RuntimeError("device lost")
+
+    async def run(*, is_broken):
+        served.verifier.launch = fail if is_broken else launch
+        stream = served.stream()
+        await stream.start()
+        await stream.round_trip(rounds.build())
+        await stream.send(rounds.build([prefill(0, 99, parent=0)], opens=[open_message(0, PROMPT)]))
+        if is_broken:
+            await ends_with(stream, Code.INTERNAL, "RuntimeError")
+        else:
+            assert (await stream.receive()).rows[0].token_ids
+            await stream.finish()
+
+    broken = asyncio.create_task(served.server.wait_broken())
+    for is_broken in (True, True, False, True, True):
+        await run(is_broken=is_broken)
+    assert not broken.done()
+    await run(is_broken=True)
+    with pytest.raises(InternalError, match="3 rounds in a row failed, the last one with RuntimeError: device lost"):
+        await broken
 
 
 async def test_a_message_over_the_limit_is_refused_with_a_status(model, socket_dir):

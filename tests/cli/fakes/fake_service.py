@@ -1,8 +1,7 @@
 """A service that is only healthy: it parses the real flags, answers health and Describe, and writes down what happens to it.
 
 Environment: FAKE_EVENTS is a file that takes a line per event; FAKE_<KIND>, a JSON object, makes it misbehave:
-{"status": 3, "line": "..."} ends at the start, {"ready": false} is never healthy, {"deaf": true} ignores SIGTERM,
-{"show": "NAME"} logs that variable.
+{"status": 3, "line": "..."} ends at the start, {"ready": false} is never healthy, {"deaf": true} ignores SIGTERM.
 """
 
 import asyncio
@@ -59,8 +58,6 @@ async def serve(kind: str, arguments: list[str]) -> None:
     if "status" in behaviour:
         sys.stderr.write(f"{behaviour['line']}\n")
         sys.exit(behaviour["status"])
-    if "show" in behaviour:
-        sys.stderr.write(f"{behaviour['show']}={os.environ.get(behaviour['show'])}\n")
     server = rpc.Server(config.listen, [], lambda server: register(kind, config, server))
     await server.start()
     await server.set_serving(behaviour.get("ready", True))
