@@ -37,8 +37,6 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int = 16, *, enable_prefix_cache: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_prefix_hit_tokens = 0
-        self.num_prefix_query_tokens = 0
         self._enable_prefix_cache = enable_prefix_cache
         self._sequences: dict[int, _Owned] = {}
         self._ref_counts = [0] * num_blocks
@@ -71,7 +69,6 @@ class BlockManager:
         digest = hashlib.sha256(_ROOT_DIGEST_PREFIX + cache_key).digest()
         table: list[int] = []
         if self._enable_prefix_cache:
-            self.num_prefix_query_tokens += len(token_ids)
             for start in range(0, (len(token_ids) - 1) // self.block_size * self.block_size, self.block_size):
                 next_digest = self._chain(digest, array("i", token_ids[start : start + self.block_size]))
                 block = self._block_of_digest.get(next_digest)
@@ -82,7 +79,6 @@ class BlockManager:
             for block in table:
                 self._reference(block)
         num_tokens = len(table) * self.block_size
-        self.num_prefix_hit_tokens += num_tokens
         self._sequences[seq_id] = _Owned(table, num_tokens, num_tokens, len(table), digest)
         return num_tokens
 
@@ -160,13 +156,6 @@ class BlockManager:
                 self._evictable[block] = None
             else:
                 self._free.append(block)
-
-    def reset_prefix_cache(self) -> None:
-        """Forgets all cached blocks (the weights changed, say); open sequences keep theirs."""
-        self._free.extend(self._evictable)
-        self._evictable.clear()
-        self._block_of_digest.clear()
-        self._digest_of_block.clear()
 
     def check_integrity(self) -> None:
         """Asserts that every block is in exactly one place, and that counts and cache agree. For tests."""
