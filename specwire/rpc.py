@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -251,6 +252,8 @@ def _guard_stream(behaviour: Callable, method: str) -> Callable:
 async def _abort(error: Exception, context: grpc.aio.ServicerContext, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, DecodeError):
+        error = errors.InvalidArgumentError(f"a message could not be read ({error}); send one that is encoded as the service's .proto files say")
     if isinstance(error, errors.SpecwireError):
         await context.abort(status_code(error), str(error))
     logger.error("unexpected error in %s", method, exc_info=error)

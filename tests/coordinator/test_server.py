@@ -106,6 +106,14 @@ async def test_an_array_that_is_no_array_is_refused(stub: CoordinatorServiceStub
     assert (code, "prompt_token_ids has 3 bytes" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
+async def test_bytes_that_are_no_message_are_the_clients_mistake(channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture) -> None:
+    call = channel.stream_stream("/specwire.v1.CoordinatorService/Session")()
+    await call.write(b"\xff" * 5)
+    code, details = await status(call)
+    assert (code, "a message could not be read" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True), details
+    assert "unexpected error" not in caplog.text
+
+
 async def test_a_sampling_parameter_out_of_range_is_refused(stub: CoordinatorServiceStub) -> None:
     message = generate.pack_request(request())
     message.sampling.top_p = 1.5
