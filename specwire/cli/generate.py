@@ -16,8 +16,10 @@ def read_prompt(argument: str) -> str:
     """The argument, or standard input for "-".
 
     Raises:
-        InvalidArgumentError: it is not valid UTF-8.
+        InvalidArgumentError: it is not valid UTF-8, or standard input is closed.
     """
+    if argument == "-" and sys.stdin is None:
+        raise InvalidArgumentError("the prompt is to come from standard input, which is closed; pipe it in, or give it as the argument")
     # Arguments that are no UTF-8 reach Python as lone surrogates.
     content = sys.stdin.buffer.read() if argument == "-" else argument.encode("utf-8", errors="surrogateescape")
     try:

@@ -13,6 +13,8 @@ from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
 
 PackedStart = pb.SessionStart
+_NO_SUCH_METHOD = "Method not found!"
+"""gRPC's own words; a coordinator without a tokenizer has others."""
 
 
 def pack_start(start: SessionStart) -> tuple[PackedStart, int]:
@@ -22,10 +24,12 @@ def pack_start(start: SessionStart) -> tuple[PackedStart, int]:
 
 
 async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
-    """The served tokenizer; None if there is none. Raises the call's error as a SpecwireError."""
+    """The served tokenizer; None if there is none. Raises the call's error as a SpecwireError, UnavailableError for another service."""
     try:
         response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == _NO_SUCH_METHOD:
+            raise UnavailableError("another server answers there, no coordinator") from None
         failure = error_from_rpc(error)
         if isinstance(failure, (UnsupportedError, FailedPreconditionError)):
             return None

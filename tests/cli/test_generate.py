@@ -91,6 +91,13 @@ def test_prompt_from_standard_input(coordinator: Coordinator) -> None:
     assert coordinator.engine.requests[-1].request.prompt_token_ids == list("aé".encode())
 
 
+def test_a_closed_standard_input_is_named() -> None:
+    command = [sys.executable, "-m", "specwire.cli", "generate", "-"]
+    result = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, timeout=TIMEOUT_S)
+    assert result.returncode == 2
+    assert result.stderr.decode().startswith("specwire: the prompt is to come from standard input, which is closed;")
+
+
 @pytest.mark.parametrize(("arguments", "stdin"), [([b"ab\xff"], None), (["-"], b"ab\xff")])
 def test_prompt_that_is_no_utf8_is_refused(arguments: list[str | bytes], stdin: bytes | None) -> None:
     result = run_process(*arguments, stdin=stdin)

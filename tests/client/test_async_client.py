@@ -20,7 +20,7 @@ from specwire.errors import (
     UnsupportedError,
 )
 from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason, SpecStats, TokenOrigin, Usage
-from specwire.rpc import is_serving
+from specwire.rpc import Server, is_serving
 from tests.coordinator.byte_tokenizer import EOS, VOCAB_SIZE, ids_of, make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
 from tests.coordinator.serving import serving, until
@@ -421,6 +421,15 @@ async def test_a_server_that_dies_fails_every_live_request(ids_engine: ScriptedE
         with pytest.raises(UnavailableError, match="broke"):
             async for _ in stream:
                 pass
+
+
+async def test_another_server_is_no_coordinator_without_tokenizer(socket_dir: Path) -> None:
+    server = Server([f"unix:{socket_dir}/other.sock"], [], lambda _: None)
+    await server.start()
+    async with AsyncClient(server.bound_addresses[0]) as client:
+        with pytest.raises(UnavailableError, match="another server answers there, no coordinator"):
+            await client.generate("hi")
+    await server.stop(0)
 
 
 async def test_the_client_goes_on_with_the_next_server(socket_dir: Path) -> None:
