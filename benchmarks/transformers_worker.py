@@ -37,12 +37,12 @@ def main() -> None:
     torch.set_num_threads(int(num_threads))
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=parse_dtype(dtype)).eval()
+    model.generation_config.eos_token_id = None  # all answers have the length that was asked for
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         ids, num_tokens, clock = torch.tensor([request["prompt"]]), request["num_tokens"], Clock()
-        length = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=clock, **length)
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=clock, max_new_tokens=num_tokens)
         print(json.dumps({"token_ids": output[0, ids.shape[1] :].tolist(), "times": clock.times}), flush=True)
 
 
