@@ -16,13 +16,17 @@ Config = TypeVar("Config")
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_PORT = 50050
 _MAX_SOCKET_PATH_BYTES = 107
+_MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
+_MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
+_MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
 _DEVICES = r"cpu|cuda(:\d+)?"
 
 
-def option(default: Any, text: str, low: float | None = None, pattern: str | None = None) -> Any:
-    """A field that is also a command-line flag: its help text, and its least value or the regular expression that it must match."""
-    return dataclasses.field(default=default, metadata={"help": text, "low": low, "pattern": pattern})
+def option(default: Any, text: str, low: float | None = None, pattern: str | None = None, high: float = _MAX_NUMBER) -> Any:
+    """A field that is also a command-line flag: its help text, and its range (if it has a least value) or the regular expression that it must
+    match."""
+    return dataclasses.field(default=default, metadata={"help": text, "low": low, "high": high, "pattern": pattern})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,11 @@ class VerifierConfig:
     max_model_len: int = option(0, "longest sequence in tokens; 0 = the model's context", low=0)
     max_num_seqs: int = option(16, "most sequences open at once", low=1)
     max_num_batched_tokens: int = option(512, "most tokens in one round", low=1)
-    kv_cache_memory: int = option(1 << 30, "bytes for the paged KV cache", low=1)
+    kv_cache_memory: int = option(1 << 30, "bytes for the paged KV cache", low=1, high=_MAX_BYTES)
     num_kv_blocks: int = option(0, "KV blocks; 0 = as many as kv_cache_memory holds", low=0)
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
-    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1)
+    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
@@ -61,8 +65,8 @@ class DrafterConfig:
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
     prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
-    kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1)
-    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1)
+    kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1, high=_MAX_BYTES)
+    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
@@ -85,7 +89,7 @@ class CoordinatorConfig:
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
     min_draft_wait_ms: float = option(5.0, "least time that a step waits for a drafter; the wait is max(this, 3 x predicted)", low=0)
     verifier_wait_s: float = option(60.0, "how long running requests wait for a lost verifier before they fail", low=0)
-    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1)
+    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
@@ -168,18 +172,31 @@ def _parse_speculative(text: str) -> SpeculativeConfig:
 
 def _check_fields(config: object) -> None:
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value, low, pattern = getattr(config, field.name), field.metadata["low"], field.metadata["pattern"]
+        value, low, high, pattern = getattr(config, field.name), field.metadata["low"], field.metadata["high"], field.metadata["pattern"]
         # Written so that NaN is refused too.
-        if low is not None and not low <= value < float("inf"):
-            raise InvalidArgumentError(f"{_flag(field.name)} is {value}, but must be a finite number from {low} ({field.metadata['help']})")
+        if low is not None and not low <= value <= high:
+            raise InvalidArgumentError(f"{_flag(field.name)} is {value}, but must be a number from {low} to {high} ({field.metadata['help']})")
+        if isinstance(value, str) and not _is_unicode(value):
+            raise InvalidArgumentError(f"{_flag(field.name)} is {value!r}, which is no UTF-8; write it in UTF-8")
         if pattern is not None and not re.fullmatch(pattern, value):
             raise InvalidArgumentError(f"{_flag(field.name)} is {value!r}, but must be: {field.metadata['help']}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a message can carry it: arguments that are no UTF-8 reach Python as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_addresses(name: str, addresses: tuple[str, ...], lowest_port: int, may_be_empty: bool = False) -> None:
     if not addresses and not may_be_empty:
         raise InvalidArgumentError(f"{_flag(name)} is empty; give at least one address, host:port or unix:path")
     for address in addresses:
+        if not _is_unicode(address):
+            raise InvalidArgumentError(f"{_flag(name)} has {address!r}, which is no UTF-8; write it in UTF-8")
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
             if not path or len(path.encode()) > _MAX_SOCKET_PATH_BYTES:

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -212,8 +213,11 @@ async def wait_for_stop_signal() -> None:
 def _check_free(address: str) -> None:
     """Raise OSError where an address can't be bound: gRPC itself would log that in its own way, and take over a live Unix socket."""
     if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:").removeprefix("//"))
+        if not path.parent.is_dir():
+            raise OSError(f"there is no folder {path.parent}")
         with socket.socket(socket.AF_UNIX) as client:
-            if client.connect_ex(address.removeprefix("unix:").removeprefix("//")) == 0:
+            if client.connect_ex(str(path)) == 0:
                 raise OSError("another process serves on it")
         return
     host, _, port = address.rpartition(":")

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from grpc._cython import cygrpc
 
 from specwire import rpc
+from specwire.errors import UnavailableError
 
 
 def test_grpc_knows_every_option() -> None:
@@ -19,3 +21,11 @@ def test_grpc_knows_every_option() -> None:
 def test_a_server_allows_the_pings_that_clients_send() -> None:
     client, server = dict(rpc.channel_options(1)), dict(rpc.server_options(1))
     assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"]
+
+
+async def test_a_socket_in_a_folder_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    """gRPC's own complaint would name neither."""
+    server = rpc.Server(["unix:missing/x.sock"], [], lambda _: None)
+    with pytest.raises(UnavailableError, match=r"^cannot listen on unix:missing/x\.sock \(there is no folder missing\)"):
+        await server.start()
+    assert capfd.readouterr().err == ""
