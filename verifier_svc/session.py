@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_FAULTS = 3
-"""Rounds in a row that fail for no reason of their own, after which the verifier is taken for broken."""
+_MAX_FAULTS = 5
+"""Rounds in a row that fail for no reason of their own, after which the verifier is taken for broken. A coordinator gives a request six
+attempts: one outlives a device that broke, and one that itself is the reason costs at most one new start of the verifier."""
 
 
 class VerifySession:

@@ -126,7 +126,7 @@ async def test_a_fault_of_the_model_ends_the_stream_and_frees_its_blocks(served)
 
 
 async def test_rounds_that_keep_failing_break_the_verifier(served):
-    """Two faults in a row do not, nor does a round without rows between them start the count anew."""
+    """Four faults in a row do not, nor does a round without rows between them start the count anew."""
     rounds = Rounds(served.verifier)
     launch = served.verifier.launch
 
@@ -148,11 +148,11 @@ async def test_rounds_that_keep_failing_break_the_verifier(served):
             await stream.finish()
 
     broken = asyncio.create_task(served.server.wait_broken())
-    for is_broken in (True, True, False, True, True):
+    for is_broken in (*[True] * 4, False, *[True] * 4):
         await run(is_broken=is_broken)
     assert not broken.done()
     await run(is_broken=True)
-    with pytest.raises(InternalError, match="3 rounds in a row failed, the last one with RuntimeError: device lost"):
+    with pytest.raises(InternalError, match="5 rounds in a row failed, the last one with RuntimeError: device lost"):
         await broken
 
 
