@@ -31,6 +31,7 @@ from verifier_svc.verifier import Verifier
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 EOS = 2
+PROMPT = [5, 17, 33, 8, 21, 40, 9]
 
 
 def tiny_config(vocab_size: int = 61, **changes: object) -> ModelConfig:
@@ -134,6 +135,11 @@ def reference(model: Decoder, prompt: Sequence[int], num_tokens: int, sampling: 
         out.append((sampled.token_ids[0], sampled.logprobs[0] if sampled.logprobs else None, sampled.margins[0].is_near_tie))
         tokens.append(sampled.token_ids[0])
     return out
+
+
+def ids(model: Decoder, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams = GREEDY, *, key: int = 7, choice: int = 0) -> list[int]:
+    """The reference's token ids alone."""
+    return [token_id for token_id, _, _ in reference(model, prompt, num_tokens, sampling, key=key, choice=choice)]
 
 
 class VerifyStream:

@@ -1,29 +1,12 @@
 """Bad rows, bad opens and bad numbers end their own sequence and nothing else."""
 
 import pytest
-import torch
 
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import ConditionalOutcome, LogitOverlay, Proposals, RowStatus, SlotRef
-from tests.verifier.harness import GREEDY, Rounds, decode, make_verifier, open_message, poison, prefill, reference, tiny_model
+from tests.verifier.harness import GREEDY, PROMPT, Rounds, decode, ids, make_verifier, open_message, poison, prefill, tiny_model
 
 OK, STALE, OUT_OF_BLOCKS, BAD = RowStatus.OK, RowStatus.STALE, RowStatus.OUT_OF_BLOCKS, RowStatus.BAD
-PROMPT = [5, 17, 33, 8, 21, 40, 9]
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.set_num_threads(1)
-    return tiny_model()
-
-
-@pytest.fixture
-def rounds(model):
-    return Rounds(make_verifier(model))
-
-
-def ids(model, prompt, num_tokens, sampling=GREEDY, **key):
-    return [token_id for token_id, _, _ in reference(model, prompt, num_tokens, sampling, **key)]
 
 
 TOKENS = [*PROMPT, 0]  # the last one is replaced by the sampled token

@@ -1,29 +1,12 @@
 """Rounds on a verifier in process: prefill, prefix cache, freshness, run-ahead, blocks."""
 
 import pytest
-import torch
 
 from specwire.messages import RowStatus, SlotRef, VerifyRow
 from specwire.sampling_params import SamplingParams
-from tests.verifier.harness import GREEDY, Rounds, ahead, decode, make_verifier, open_message, prefill, reference, tiny_model
+from tests.verifier.harness import GREEDY, PROMPT, Rounds, ahead, decode, ids, make_verifier, open_message, prefill
 
 OK, STALE, OUT_OF_BLOCKS, BAD = RowStatus.OK, RowStatus.STALE, RowStatus.OUT_OF_BLOCKS, RowStatus.BAD
-PROMPT = [5, 17, 33, 8, 21, 40, 9]
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.set_num_threads(1)
-    return tiny_model()
-
-
-@pytest.fixture
-def rounds(model):
-    return Rounds(make_verifier(model))
-
-
-def ids(model, prompt, num_tokens, sampling=GREEDY, **key):
-    return [token_id for token_id, _, _ in reference(model, prompt, num_tokens, sampling, **key)]
 
 
 # --- prefill, decode, drafts ----------------------------------------------------------------------------------------

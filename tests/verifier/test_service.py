@@ -6,7 +6,6 @@ import threading
 
 import grpc
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -16,39 +15,9 @@ from specwire.rpc import is_serving, open_channel
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
 from specwire.wire.common import unpack_description, unpack_tokenizer
-from tests.verifier.harness import (
-    LaunchGate,
-    Rounds,
-    VerifyStream,
-    ends_with,
-    make_verifier,
-    open_message,
-    prefill,
-    reference,
-    serve,
-    tiny_model,
-    until,
-)
+from tests.verifier.harness import PROMPT, LaunchGate, Rounds, VerifyStream, ends_with, make_verifier, open_message, prefill, serve, until
 
-PROMPT = [5, 17, 33, 8, 21, 40, 9]
 Code = grpc.StatusCode
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.set_num_threads(1)
-    return tiny_model()
-
-
-@pytest.fixture
-async def served(model, socket_dir):
-    async with serve(make_verifier(model), socket_dir) as served:
-        yield served
-
-
-@pytest.fixture
-def truth(model):
-    return [token_id for token_id, _, _ in reference(model, PROMPT, 12)]
 
 
 async def raw(served, *requests):

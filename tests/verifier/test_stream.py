@@ -4,43 +4,11 @@ import asyncio
 
 import grpc
 import pytest
-import torch
 
 from specwire.messages import SlotRef, VerifyRound
-from tests.verifier.harness import (
-    LaunchGate,
-    Rounds,
-    ahead,
-    decode,
-    ends_with,
-    make_verifier,
-    open_message,
-    prefill,
-    reference,
-    serve,
-    tiny_model,
-    until,
-)
+from tests.verifier.harness import PROMPT, LaunchGate, Rounds, ahead, decode, ends_with, make_verifier, open_message, prefill, serve, until
 
-PROMPT = [5, 17, 33, 8, 21, 40, 9]
 Code = grpc.StatusCode
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.set_num_threads(1)
-    return tiny_model()
-
-
-@pytest.fixture
-async def served(model, socket_dir):
-    async with serve(make_verifier(model), socket_dir) as served:
-        yield served
-
-
-@pytest.fixture
-def truth(model):
-    return [token_id for token_id, _, _ in reference(model, PROMPT, 12)]
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
