@@ -1,6 +1,7 @@
 """Scripted services inside one process: the coordinator's peers without gRPC, so that thousands of steps take seconds."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +92,7 @@ class LocalDrafterPeer:
         pass
 
 
-class _LocalStream:
+class _LocalStream(ABC):
     """Both ends of a stream; `_work` is the service's end."""
 
     def __init__(self, network: LocalNetwork, address: str) -> None:
@@ -132,11 +133,13 @@ class _LocalStream:
         except SpecwireError as error:
             self.end(error)
 
+    @abstractmethod
     async def _serve(self) -> None:
-        raise NotImplementedError
+        """Answers rounds until cancelled."""
 
+    @abstractmethod
     def _end_session(self) -> None:
-        raise NotImplementedError
+        """Frees what the stream held."""
 
     async def _next(self) -> Any:
         while not self._outbox:
