@@ -14,7 +14,8 @@ class Sink(Protocol):
     """
 
     def delta(self, index: int, token_ids: list[int], origins: bytes) -> None:
-        """New tokens of one choice and nothing else; origins holds one TokenOrigin a token. The hot path: constant time."""
+        """New tokens of one choice and nothing else; origins holds one TokenOrigin a token. The hot path: constant time. The sink may
+        keep the list, which nobody changes any more."""
 
     def choice(self, delta: ChoiceDelta) -> None:
         """New tokens of one choice together with text, logprobs or its end. Follows the choice's earlier deltas in order."""

@@ -171,7 +171,7 @@ async def test_the_calls_deadline_reaches_the_engine_and_ends_the_request(engine
     engine.is_paused = True
     code, _ = await status(stub.Generate(generate.pack_request(request(timeout_ms=60_000)), timeout=0.2))
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0 < (engine.requests[0].request.timeout_ms or 0) <= 200
+    assert 0 < (engine.requests[0].request.timeout_ms or 0) <= 210  # gRPC rounds deadlines up
     await until(lambda: not engine.live)
     assert engine.requests[0].is_cancelled
 
