@@ -19,8 +19,8 @@ from specwire.messages import SpecStats
 from tests.drafter.helpers import ScriptedMethod, serve_drafter
 
 from .matrix import BATCH_SIZE, Case, Configuration
-from .reference import Expected
-from .stack import Fleet, coordinate
+from .reference import Expected, num_threads
+from .stack import NUM_THREADS, Fleet, coordinate
 
 _WAVE_TOKENS = 8
 """Tokens that every request of a wave has before the next wave starts."""
@@ -253,8 +253,9 @@ def transformers_greedy(folder: Path, cases: Sequence[Case]) -> list[list[int]]:
     transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     texts = []
-    for case in cases:
-        assert case.params.is_greedy, f"{case} is not greedy"
-        output = model.generate(torch.tensor([case.prompt_token_ids]), do_sample=False, max_new_tokens=case.params.max_tokens, pad_token_id=0)
-        texts.append(output[0, len(case.prompt_token_ids) :].tolist())
+    with num_threads(NUM_THREADS):
+        for case in cases:
+            assert case.params.is_greedy, f"{case} is not greedy"
+            output = model.generate(torch.tensor([case.prompt_token_ids]), do_sample=False, max_new_tokens=case.params.max_tokens, pad_token_id=0)
+            texts.append(output[0, len(case.prompt_token_ids) :].tolist())
     return texts

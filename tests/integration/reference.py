@@ -62,7 +62,7 @@ class OneTokenLoop:
         logprobs: list[TokenLogprobs] = []
         margins: list[SampleMargins] = []
         num_computed = 0
-        with _threads(self._num_threads):
+        with num_threads(self._num_threads):
             while True:
                 hidden = self._runner.forward(self._runner.batch([Segment(tokens[num_computed:], num_computed, self._block_table)]))
                 logits = self._runner.logits(hidden, [len(hidden) - 1])
@@ -82,10 +82,10 @@ class OneTokenLoop:
 
 
 @contextmanager
-def _threads(num_threads: int) -> Iterator[None]:
+def num_threads(count: int) -> Iterator[None]:
     """This thread's number of threads for operators, for a while."""
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -151,10 +151,12 @@ async def test_eos_at_each_position_of_an_accepted_block(socket_dir: Path, folde
             if length > 1:
                 assert result.spec.num_draft_tokens == result.spec.num_accepted_tokens > 0
             # min_tokens lets none of them end there, and ignore_eos none at all.
-            await check_request(stack, target, _PROMPT, params.replace(min_tokens=length + 1))
-            await check_request(stack, target, _PROMPT, params.replace(ignore_eos=True))
             last = result.token_ids[-1]
-            stopped = await check_request(stack, target, _PROMPT, params.replace(ignore_eos=True, stop_token_ids=(last,)))
+            *_, stopped = await asyncio.gather(
+                check_request(stack, target, _PROMPT, params.replace(min_tokens=length + 1)),
+                check_request(stack, target, _PROMPT, params.replace(ignore_eos=True)),
+                check_request(stack, target, _PROMPT, params.replace(ignore_eos=True, stop_token_ids=(last,))),
+            )
             assert stopped.choices[0].stop_cause == last
 
 
