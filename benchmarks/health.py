@@ -1,17 +1,17 @@
-"""How soon a verifier's health service answers while the model prefills a long prompt; prints one JSON object.
+"""How soon a verifier's health service answers while the model prefills a long prompt.
 
-python -m benchmarks.health [--prompt-tokens 2100] [--dtype bfloat16]
+python -m benchmarks.health [--prompt-tokens 2100] [--dtypes bfloat16 float32]
 """
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import RESULTS, Bystanders, print_table, write_report
 from specwire.config import VerifierConfig
 from specwire.rpc import is_serving, open_channel
 from tests.integration.stack import Service, coordinate
@@ -22,9 +22,13 @@ _PAUSE_S = 0.005
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-tokens", type=int, default=2100)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for health.json")
     args = parser.parse_args()
-    print(json.dumps(measure(args.prompt_tokens, args.dtype)))
+    bystanders = Bystanders()
+    results = [measure(args.prompt_tokens, dtype) for dtype in args.dtypes]
+    print_table([*results[0]], [[str(value) for value in result.values()] for result in results])
+    print(f"\nwritten to {write_report('health', {'results': results}, args.output, bystanders)}")
 
 
 def measure(num_prompt_tokens: int, dtype: str) -> dict[str, Any]:
@@ -58,8 +62,8 @@ async def _measure(folder: Path, address: str, num_prompt_tokens: int, dtype: st
     assert result.usage.num_cached_tokens == 0, f"{result.usage} has cached tokens"
     cuts = statistics.quantiles(latencies, n=100)
     return {
-        "prompt_tokens": num_prompt_tokens,
         "dtype": dtype,
+        "prompt_tokens": num_prompt_tokens,
         "prefill_s": round(prefill_s, 2),
         "checks": len(latencies),
         "p50_ms": round(cuts[49], 2),
