@@ -2,6 +2,7 @@
 
 import heapq
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from specwire.token_ids import check_token_ids
 from .counters import Counters, DegradedLog
 from .peers import VerifierPeer
 from .sequence import Sequence
+from .telemetry import Telemetry
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -52,6 +54,7 @@ class Admission:
         self.lanes: list[Lane] = []
         self.counters = Counters()
         self.log = DegradedLog(logger)
+        self.telemetry = Telemetry()
         self.num_waiting = 0
         self._give_up = give_up
         self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
@@ -72,6 +75,7 @@ class Admission:
         assert not sequence.is_waiting, "a sequence waits once"
         assert not sequence.is_finished, "a sequence that has ended does not wait"
         sequence.is_waiting = True
+        sequence.queued_ns = time.monotonic_ns()
         self.num_waiting += 1
         self._num_pushed += 1
         heapq.heappush(self._heap, (sequence.order, self._num_pushed, sequence))

@@ -26,6 +26,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     max_backlog = lane.admission.config.max_stream_backlog
     is_short_of_blocks = False
     sum_rows = sum_drafts = sum_accepted = 0
+    now_ns = round_.plan.times.answered_ns
+    gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
     for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
         status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer
         drafts = row.draft_tokens
@@ -63,6 +65,13 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             token_ids, origins = token_ids[:num_taken], origins[:num_taken]
             logprobs = None if logprobs is None else logprobs[:num_taken]
         sequence.token_ids += token_ids
+        if sequence.first_token_ns:
+            gap = now_ns - sequence.last_token_ns, num_taken
+            gaps[gap] = gaps.get(gap, 0) + 1
+        else:
+            sequence.first_token_ns = now_ns
+            lane.telemetry.first_token(sequence)
+        sequence.last_token_ns = now_ns
         sink = sequence.sink
         if reason is not None:
             end_sequence(
@@ -79,6 +88,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     counters.num_drafts += sum_rows
     counters.num_draft_tokens += sum_drafts
     counters.num_accepted_tokens += sum_accepted
+    lane.telemetry.committed(lane, round_, result, gaps)
     if is_short_of_blocks and round_.number >= lane.preempted_round:
         _preempt_newest(lane)
 

@@ -1,6 +1,7 @@
 """The drafters: what each can hold and how fast it answers, and proposing, which asks all of a lane's drafters at once."""
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
@@ -62,6 +63,7 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
     if plan.num_speculative_tokens and not all(plan.num_drafts):
         _count_undrafted(lane, plan)
     if plan.is_drafting:
+        plan.times.asked_ns = time.monotonic_ns()
         for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
             if num_drafts:
                 place = sequence.draft_slot
@@ -75,6 +77,7 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
     await countdown.wait()
     if not plan.is_drafting:
         return [NO_DRAFTS] * len(plan.decodes)
+    plan.times.drafted_ns = time.monotonic_ns()
     drafts = []
     for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
         place = sequence.draft_slot if num_drafts else None

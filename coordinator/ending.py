@@ -26,6 +26,7 @@ def end_sequence(
 ) -> None:
     """Ends one choice; its last tokens, if any, are committed already."""
     _leave(admission, sequence)
+    admission.telemetry.sequence_ended(sequence, reason.label)
     sequence.sink.choice(
         ChoiceDelta(
             index=sequence.choice,
@@ -48,6 +49,8 @@ def fail_request(admission: "Admission", request: Request, error: SpecwireError)
     unfinished = request.unfinished
     for sequence in unfinished:
         _leave(admission, sequence)
+        admission.telemetry.sequence_ended(sequence, "error")
+    admission.telemetry.request_failed(request, error)
     request.sink.fail(error_status(error))
     for _ in unfinished:
         request.choice_ended()

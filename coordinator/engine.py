@@ -184,6 +184,7 @@ class Engine:
         if message.timeout_ms is not None:
             request.deadline = asyncio.get_running_loop().call_later(message.timeout_ms / 1000, self._expire, request)
         self._requests.add(request)
+        self._admission.telemetry.admitted(request)
         for sequence in request.sequences:
             self._admission.push(sequence)
         for lane in self.lanes:
@@ -259,6 +260,7 @@ class Engine:
         if request.deadline is not None:
             request.deadline.cancel()
         self._requests.discard(request)
+        self._admission.telemetry.request_ended(request)
         if not self._requests:
             self._idle_event.set()
 

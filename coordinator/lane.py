@@ -20,6 +20,8 @@ from .slots import Round, Slot
 
 if TYPE_CHECKING:
     from .admission import Admission
+    from .plan import Plan
+    from .telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Lane:
         self._reader: asyncio.Task[None] | None = None
         self._lost: SpecwireError | None = None
         self._session = 0
-        self._answers: deque[VerifyResult] = deque()
+        self._answers: deque[tuple[int, VerifyResult]] = deque()  # with the time.monotonic_ns() of their coming
         self._event = asyncio.Event()
         self.free: list[int] = []
         self.epochs: list[int] = []
@@ -75,6 +77,10 @@ class Lane:
     @property
     def counters(self) -> Counters:
         return self.admission.counters
+
+    @property
+    def telemetry(self) -> "Telemetry":
+        return self.admission.telemetry
 
     @property
     def log(self) -> DegradedLog:
@@ -92,6 +98,8 @@ class Lane:
         self.epochs[index] += 1
         sequence.slot = Slot(self, index, self.epochs[index], sequence)
         self.running[sequence] = None
+        sequence.placed_ns = time.monotonic_ns()
+        self.telemetry.placed(sequence)
         if sequence.max_drafts and self.links:
             self.look_for_drafter(sequence)
         self.wake()
@@ -128,14 +136,15 @@ class Lane:
 
     # --- rounds ---
 
-    def launch(self, opens: list[VerifyOpen], rows: list[VerifyRow], slots: list[Slot]) -> None:
+    def launch(self, opens: list[VerifyOpen], rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
         """Sends a round; rows are numbered `next_round`. Raises what the stream ended with."""
         if self._lost is not None and not self._answers:
             raise self._lost
         assert self._stream is not None, "a lane that steps has a stream"
         closes, self.closes = self.closes, []
         self._stream.send(VerifyRound(self._session, self.index, self.next_round, closes, opens, rows, sent_ns=time.time_ns()))
-        self.in_flight.append(Round(self.next_round, rows, slots))
+        plan.times.sent_ns = time.monotonic_ns()
+        self.in_flight.append(Round(self.next_round, rows, slots, plan))
         self.next_round += 1
         self.counters.num_rounds += 1
         self.counters.num_rows += len(rows)
@@ -152,11 +161,12 @@ class Lane:
         """Answers in the order of their rounds."""
         taken = []
         while self._answers:
-            result = self._answers.popleft()
+            answered_ns, result = self._answers.popleft()
             round_ = self.in_flight.popleft() if self.in_flight else None
             if round_ is None or result.round != round_.number or len(result.rows) != len(round_.rows):
                 expected = "none" if round_ is None else f"round {round_.number} with {len(round_.rows)} rows"
                 raise InternalError(f"the verifier answered round {result.round} with {len(result.rows)} rows, but {expected} was next")
+            round_.plan.times.answered_ns = answered_ns
             self.num_free_blocks = result.free_blocks - result.promised_blocks
             taken.append((round_, result))
         return taken
@@ -218,7 +228,8 @@ class Lane:
     async def _read(self, stream: VerifyStream) -> None:
         try:
             while True:
-                self._answers.append(await stream.receive())
+                result = await stream.receive()
+                self._answers.append((time.monotonic_ns(), result))
                 self._event.set()
         except SpecwireError as error:
             self._lost = error

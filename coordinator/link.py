@@ -235,6 +235,7 @@ class DraftLink:
             f"late {self.drafter.address}", "lane %d: drafter %s did not answer within %.1f ms; its %d sequences go on without drafts",
             lane.index, self.drafter.address, 1000 * self._wait_s, self._asked_size[1],
         )  # fmt: skip
+        lane.telemetry.draft_missed(self, self._asked_at, self._wait_s)
         self._answered()
         self._timer = asyncio.get_running_loop().call_later(_HUNG_S, self._give_up)
 
@@ -251,6 +252,8 @@ class DraftLink:
         if result.round and result.round != self._asked_round:
             counters.num_garbage_drafts += max(1, len(result.rows))
             return
+        if result.round:
+            self.lane.telemetry.drafted(self, result, self._asked_at)
         take_rows(self, result.rows, is_asked=result.round > 0)
         if result.round:
             reply_s = asyncio.get_running_loop().time() - self._asked_at

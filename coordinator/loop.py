@@ -39,4 +39,4 @@ def verify(lane: Lane, plan: Plan, drafts: list[list[int]]) -> None:
             slots.append(slot)
     if rows or lane.closes:
         lane.is_lockstep = plan.is_drafting
-        lane.launch(opens, rows, slots)
+        lane.launch(opens, rows, slots, plan)

@@ -1,5 +1,6 @@
 """What a step will do: its sequences, their token budgets and their drafts. Decodes come first, then prefill chunks."""
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,17 @@ _CHUNK_SHARE = 4
 """Drafts leave one part in so many of a round's tokens to prefill chunks, where any wait."""
 
 
+@dataclass(slots=True)
+class StepTimes:
+    """When a step did what, in time.monotonic_ns(); 0 = not (yet). Drafts are waited for between asked and drafted."""
+
+    planned_ns: int
+    asked_ns: int = 0
+    drafted_ns: int = 0
+    sent_ns: int = 0
+    answered_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step.
@@ -23,6 +35,7 @@ class Plan:
         chunks: slots that get a prefill row, with their token budgets.
         num_speculative_tokens: K of this step.
         is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one.
+        times: filled in as the step goes on.
     """
 
     decodes: list[Sequence]
@@ -30,6 +43,7 @@ class Plan:
     chunks: list[tuple[Slot, int]]
     num_speculative_tokens: int
     is_drafting: bool
+    times: StepTimes
 
 
 def make_plan(lane: "Lane") -> Plan | None:
@@ -39,6 +53,7 @@ def make_plan(lane: "Lane") -> Plan | None:
     """
     if lane.in_flight and (lane.is_lockstep or len(lane.in_flight) >= lane.max_outstanding_rounds):
         return None
+    times = StepTimes(time.monotonic_ns())
     lane.admission.fill()
     if lane.may_pin:
         lane.pin_sequences()
@@ -61,7 +76,7 @@ def make_plan(lane: "Lane") -> Plan | None:
         budget -= num_tokens
     if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=k > 0) for link in lane.links)):
         return None
-    return Plan(decodes, num_drafts, chunks, k, is_drafting)
+    return Plan(decodes, num_drafts, chunks, k, is_drafting, times)
 
 
 def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """The requests and their sequences. Only commit.py changes a sequence's tokens."""
 
+import time
 from asyncio import TimerHandle
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ UNLIMITED = 1 << 30
 class Request:
     """One admitted request: what its choices share."""
 
-    __slots__ = ("arrival", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink")
+    __slots__ = ("arrival", "arrived_ns", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink")
 
     def __init__(
         self, message: GenerateRequest, sink: Sink, arrival: int, noise_key: int, on_end: "Callable[[Request], None]", *, is_synthetic: bool
@@ -29,6 +30,7 @@ class Request:
         self.deadline: TimerHandle | None = None
         self.sink = sink
         self.arrival = arrival
+        self.arrived_ns = time.monotonic_ns()
         self.noise_key = noise_key
         self.on_end = on_end
         self.sequences: list[Sequence] = []
@@ -64,12 +66,13 @@ class Sequence:
         is_paused: waits for its client to read.
         accept_counts: verifications with drafts by the number accepted.
         num_setbacks: failed attempts since its last new token.
+        queued_ns, placed_ns, first_token_ns, last_token_ns: time.monotonic_ns() of the last queueing and placing, and of its output; 0 = none.
     """
 
     __slots__ = (
-        "accept_counts", "choice", "draft_slot", "is_finished", "is_paused", "is_waiting", "max_drafts", "max_len", "num_cached_tokens",
-        "num_draft_tokens", "num_preemptions", "num_prompt_tokens", "num_setbacks", "num_steps", "order", "request", "rules", "runs_ahead", "sink",
-        "slot", "token_ids",
+        "accept_counts", "choice", "draft_slot", "first_token_ns", "is_finished", "is_paused", "is_waiting", "last_token_ns", "max_drafts", "max_len",
+        "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_tokens", "num_setbacks", "num_steps", "order", "placed_ns",
+        "queued_ns", "request", "rules", "runs_ahead", "sink", "slot", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, rules: StopRules, max_len: int, num_speculative_tokens: int) -> None:
@@ -95,6 +98,7 @@ class Sequence:
         self.num_cached_tokens = -1
         self.num_preemptions = 0
         self.num_setbacks = 0
+        self.queued_ns = self.placed_ns = self.first_token_ns = self.last_token_ns = 0
 
     @property
     def num_generated_tokens(self) -> int:

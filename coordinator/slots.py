@@ -6,6 +6,7 @@ from specwire.messages import VerifyOpen, VerifyRow
 
 if TYPE_CHECKING:
     from .lane import Lane
+    from .plan import Plan
     from .sequence import Sequence
 
 _new = tuple.__new__
@@ -133,11 +134,12 @@ def decode_rows(slots: list[Slot], drafts: list[list[int]], round_: int) -> list
 
 
 class Round:
-    """A round that was sent: its rows and the slots that they belong to."""
+    """A round that was sent: its rows, the slots that they belong to, and the plan that it carries out."""
 
-    __slots__ = ("number", "rows", "slots")
+    __slots__ = ("number", "plan", "rows", "slots")
 
-    def __init__(self, number: int, rows: list[VerifyRow], slots: list[Slot]) -> None:
+    def __init__(self, number: int, rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
         self.number = number
         self.rows = rows
         self.slots = slots
+        self.plan = plan

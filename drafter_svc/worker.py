@@ -141,9 +141,7 @@ class Worker:
         for job, message, plans in planned:
             rows = [job.session.answer(row, next(drafts)) if isinstance(plan, Ask) else plan for row, plan in zip(message.rows, plans, strict=True)]
             timing = RoundTiming(job.received_ns, started_ns, finished_ns)
-            job.session.deliver(
-                DraftResult(message.session, message.lane, message.round, rows, timing=timing, traceparent=message.traceparent) if rows else None
-            )
+            job.session.deliver(DraftResult(message.session, message.lane, message.round, rows, timing=timing) if rows else None)
 
     def _apply(self, job: _Job) -> list[Ask | DraftRowResult] | None:
         """Brings a session up to its message's state; None where nothing is to be answered (the session is over)."""

@@ -85,7 +85,6 @@ class Verifier:
             rows=rows,
             free_blocks=self.num_free_blocks,
             num_padded_tokens=sum(plan.num_tokens for plan in planned if isinstance(plan, Segment)),
-            traceparent=request.traceparent,
         )
 
     def reset(self) -> None:

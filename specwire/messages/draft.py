@@ -55,7 +55,7 @@ class DraftRound:
     features: list[FeatureHandle] = field(default_factory=list)
     rows: list[DraftRow] = field(default_factory=list)
     hello: Hello | None = None
-    traceparent: str = ""
+    traceparents: tuple[str, ...] = ()
     sent_ns: int = 0
 
 
@@ -83,4 +83,4 @@ class DraftResult:
     conditional: list[list[ConditionalOutcome]] | None = None
     timing: RoundTiming = NO_TIMING
     welcome: Welcome | None = None
-    traceparent: str = ""
+    draining: bool = False

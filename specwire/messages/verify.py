@@ -67,7 +67,7 @@ class VerifyRound:
     proposals: Proposals | None = None
     conditional: list[list[ConditionalOutcome]] | None = None
     hello: Hello | None = None
-    traceparent: str = ""
+    traceparents: tuple[str, ...] = ()
     sent_ns: int = 0
 
 
@@ -105,4 +105,4 @@ class VerifyResult:
     chosen_outcomes: list[int] = field(default_factory=list)
     timing: RoundTiming = NO_TIMING
     welcome: Welcome | None = None
-    traceparent: str = ""
+    draining: bool = False

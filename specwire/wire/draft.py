@@ -29,7 +29,7 @@ def unpack_description(response: pb.DrafterServiceDescribeResponse) -> ServiceDe
 
 def pack_round(message: DraftRound) -> pb.DraftRequest:
     request = pb.DraftRequest(
-        session=message.session, lane=message.lane, round=message.round, traceparent=message.traceparent, sent_ns=message.sent_ns,
+        session=message.session, lane=message.lane, round=message.round, traceparents=message.traceparents, sent_ns=message.sent_ns,
         closes=map(common.pack_close, message.closes), opens=map(_pack_open, message.opens), features=map(common.pack_feature, message.features),
     )  # fmt: skip
     if message.hello is not None:
@@ -81,7 +81,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
         features=[common.unpack_feature(feature) for feature in request.features],
         rows=make_rows(DraftRow, row_heads),
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
-        traceparent=request.traceparent,
+        traceparents=tuple(request.traceparents),
         sent_ns=request.sent_ns,
     )
 
@@ -89,7 +89,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
 def pack_result(result: DraftResult) -> pb.DraftResponse:
     rows = result.rows
     response = pb.DraftResponse(
-        session=result.session, lane=result.lane, round=result.round, traceparent=result.traceparent, timing=common.pack_timing(result.timing),
+        session=result.session, lane=result.lane, round=result.round, draining=result.draining, timing=common.pack_timing(result.timing),
         statuses=bytes(row.status for row in rows),
         slots=pack_int32(row.slot for row in rows),
         epochs=pack_int32(row.epoch for row in rows),
@@ -130,7 +130,7 @@ def unpack_result(response: pb.DraftResponse) -> DraftResult:
         conditional=common.unpack_conditional(response.conditional, len(drafts)) if response.HasField("conditional") else None,
         timing=common.unpack_timing(response.timing),
         welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
-        traceparent=response.traceparent,
+        draining=response.draining,
     )
 
 

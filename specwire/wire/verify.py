@@ -52,7 +52,7 @@ def unpack_tokenizer(response: pb.VerifierServiceGetTokenizerResponse) -> Tokeni
 
 def pack_round(message: VerifyRound) -> pb.VerifyRequest:
     request = pb.VerifyRequest(
-        session=message.session, lane=message.lane, round=message.round, traceparent=message.traceparent, sent_ns=message.sent_ns,
+        session=message.session, lane=message.lane, round=message.round, traceparents=message.traceparents, sent_ns=message.sent_ns,
         closes=map(common.pack_close, message.closes), opens=map(_pack_open, message.opens),
     )  # fmt: skip
     if message.hello is not None:
@@ -92,7 +92,7 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
         proposals=common.unpack_proposals(rows.proposals, sum(num_drafts)) if rows.HasField("proposals") else None,
         conditional=common.unpack_conditional(rows.conditional, len(drafts)) if rows.HasField("conditional") else None,
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
-        traceparent=request.traceparent,
+        traceparents=tuple(request.traceparents),
         sent_ns=request.sent_ns,
     )
 
@@ -100,7 +100,7 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
 def pack_result(result: VerifyResult) -> pb.VerifyResponse:
     rows = result.rows
     response = pb.VerifyResponse(
-        session=result.session, lane=result.lane, round=result.round, traceparent=result.traceparent, timing=common.pack_timing(result.timing),
+        session=result.session, lane=result.lane, round=result.round, draining=result.draining, timing=common.pack_timing(result.timing),
         free_blocks=result.free_blocks, promised_blocks=result.promised_blocks, num_padded_tokens=result.num_padded_tokens,
         features=map(common.pack_feature, result.features), chosen_outcomes=pack_int32(result.chosen_outcomes),
         statuses=bytes(row.status for row in rows),
@@ -154,7 +154,7 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
         chosen_outcomes=unpack_int32(response.chosen_outcomes, "chosen_outcomes"),
         timing=common.unpack_timing(response.timing),
         welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
-        traceparent=response.traceparent,
+        draining=response.draining,
     )
 
 

@@ -55,7 +55,7 @@ def test_verify_round_trip():
             m.VerifyRow(6, 1, 16, base_len=10, from_round=16),
         ],
         overlays=[m.LogitOverlay(1, 0, [3, 4], b"\x01")], proposals=m.Proposals(2, [1, 2, 3, 4], [0.5, 0.25, 0.5, 0.25]),
-        conditional=[OUTCOMES[0], [], []], hello=m.Hello("c", 5, 2), traceparent="00-a-b-01", sent_ns=99,
+        conditional=[OUTCOMES[0], [], []], hello=m.Hello("c", 5, 2), traceparents=("00-a-b-01", "00-c-d-01"), sent_ns=99,
     )  # fmt: skip
     assert through(message, verify.pack_round, verify.unpack_round) == message
 
@@ -71,7 +71,7 @@ def test_verify_result_round_trip():
             m.VerifyRowResult(m.RowStatus.OK, 13, 0, 0, [9], [m.TokenLogprobs(-1.0, [])]),
         ],
         free_blocks=10, promised_blocks=2, num_padded_tokens=8, features=[FEATURE], chosen_outcomes=[-1, 0, 0, 0], timing=TIMING,
-        welcome=m.Welcome("v", 2, 12), traceparent="t",
+        welcome=m.Welcome("v", 2, 12), draining=True,
     )  # fmt: skip
     assert through(message, verify.pack_result, verify.unpack_result) == message
 
@@ -80,7 +80,7 @@ def test_draft_round_trip():
     message = m.DraftRound(
         session=1, lane=2, round=3, closes=[m.SlotRef(0, 1)], opens=[m.DraftOpen(0, 2, [1, 2], 2, SAMPLING, 7, 0, b"t", "v", "r")],
         commits=[m.DraftCommit(1, 1, 5, [6, 7]), m.DraftCommit(2, 1, 5, [])], features=[FEATURE], rows=[m.DraftRow(1, 1, 7, 5, 2)],
-        hello=m.Hello("c", 1, 1), traceparent="t", sent_ns=5,
+        hello=m.Hello("c", 1, 1), traceparents=("t",), sent_ns=5,
     )  # fmt: skip
     assert through(message, draft.pack_round, draft.unpack_round) == message
 
@@ -89,7 +89,7 @@ def test_draft_result_round_trip():
     message = m.DraftResult(
         session=1, lane=2, round=0,
         rows=[m.DraftRowResult(m.RowStatus.OK, 1, 1, 7, [4, 5], [0.5, 0.25]), m.DraftRowResult(m.RowStatus.CATCHING_UP, 2, 1, 9, [], [], "behind")],
-        proposals=m.Proposals(1, [4, 5], [0.5, 0.25]), conditional=OUTCOMES, timing=TIMING, welcome=m.Welcome("d", 1, 3), traceparent="t",
+        proposals=m.Proposals(1, [4, 5], [0.5, 0.25]), conditional=OUTCOMES, timing=TIMING, welcome=m.Welcome("d", 1, 3), draining=True,
     )  # fmt: skip
     assert through(message, draft.pack_result, draft.unpack_result) == message
 

@@ -1,0 +1,47 @@
+"""The command line's frame: the app that commands register with, and errors as messages and exit statuses."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from specwire.errors import SpecwireError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Speculative decoding for large language models, split into gRPC services.",
+)
+
+
+def main() -> None:
+    """Entry point: status 2 for wrong arguments, 1 for anything else that fails, with a message on stderr."""
+    app(prog_name="specwire")
+
+
+@contextlib.contextmanager
+def exit_on_error(status: int) -> Iterator[None]:
+    """Turns an error that the user can act on into its message on stderr and an exit status."""
+    try:
+        yield
+    except SpecwireError as error:
+        typer.echo(f"specwire: {error}", err=True)
+        raise typer.Exit(status) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from specwire.version import build_version
+
+        typer.echo(f"specwire {build_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def specwire(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    """Options of every command; --version acts in its callback."""
