@@ -58,6 +58,7 @@ class PendingChoice:
             usage=last.usage,
             spec_stats=last.spec_stats,
             error=last.error,
+            draft_report=last.draft_report,
         )
 
 

@@ -20,6 +20,7 @@ from specwire.messages.describe import DraftCost, FeatureSet, ServiceDescription
 from specwire.messages.draft import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult
 from specwire.messages.generate import (
     ChoiceDelta,
+    DraftReport,
     ErrorStatus,
     GenerateRequest,
     SessionEvent,
@@ -37,6 +38,7 @@ __all__ = [
     "DraftCommit",
     "DraftCost",
     "DraftOpen",
+    "DraftReport",
     "DraftResult",
     "DraftRound",
     "DraftRow",

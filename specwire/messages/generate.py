@@ -20,6 +20,7 @@ class GenerateRequest:
     synthetic_acceptance_rates: tuple[float, ...] = ()
     timeout_ms: int | None = None
     traceparent: str = ""
+    report_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,16 @@ class SpecStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftReport:
+    """The verifications with drafts of one choice, in order: how many draft tokens each had and how many were accepted, and all draft tokens'
+    confidences as the drafter sent them (NaN where it sent none)."""
+
+    num_draft_tokens: list[int]
+    num_accepted_tokens: list[int]
+    confidences: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorStatus:
     """A failure: code is a google.rpc.Code number."""
 
@@ -62,8 +73,8 @@ class ErrorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """New tokens of one choice. text is set iff the request has stop strings; the last delta of a choice has finish_reason, usage
-    and spec_stats. stop_cause is the token id or stop string that fired."""
+    """New tokens of one choice. text is set iff the request has stop strings; the last delta of a choice has finish_reason, usage,
+    spec_stats and, if the request asks for it, draft_report. stop_cause is the token id or stop string that fired."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)
@@ -75,6 +86,7 @@ class ChoiceDelta:
     usage: Usage | None = None
     spec_stats: SpecStats | None = None
     error: ErrorStatus | None = None
+    draft_report: DraftReport | None = None
 
 
 class StreamDelta(NamedTuple):

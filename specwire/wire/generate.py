@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from specwire.errors import SpecwireError
 from specwire.messages import (
     ChoiceDelta,
+    DraftReport,
     ErrorStatus,
     FinishReason,
     GenerateRequest,
@@ -41,6 +42,7 @@ def pack_request(request: GenerateRequest) -> pb.GenerateRequest:
         synthetic_acceptance_rates=pack_float32(request.synthetic_acceptance_rates),
         timeout_ms=request.timeout_ms,
         traceparent=request.traceparent,
+        report_drafts=request.report_drafts,
     )
 
 
@@ -54,6 +56,7 @@ def unpack_request(message: pb.GenerateRequest) -> GenerateRequest:
         synthetic_acceptance_rates=tuple(unpack_float32(message.synthetic_acceptance_rates, "synthetic_acceptance_rates")),
         timeout_ms=message.timeout_ms if message.HasField("timeout_ms") else None,
         traceparent=message.traceparent,
+        report_drafts=message.report_drafts,
     )
 
 
@@ -79,6 +82,8 @@ def pack_choice(delta: ChoiceDelta) -> pb.ChoiceDelta:
         message.spec_stats.CopyFrom(_pack_stats(delta.spec_stats))
     if delta.error is not None:
         message.error.CopyFrom(_pack_error(delta.error))
+    if delta.draft_report is not None:
+        message.draft_report.CopyFrom(_pack_report(delta.draft_report))
     return message
 
 
@@ -96,6 +101,7 @@ def unpack_choice(message: pb.ChoiceDelta) -> ChoiceDelta:
         usage=Usage(usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_generated_tokens) if message.HasField("usage") else None,
         spec_stats=_unpack_stats(message.spec_stats) if message.HasField("spec_stats") else None,
         error=_unpack_error(message.error) if message.HasField("error") else None,
+        draft_report=_unpack_report(message.draft_report) if message.HasField("draft_report") else None,
     )
 
 
@@ -223,6 +229,22 @@ def _unpack_stats(message: pb.SpecStats) -> SpecStats:
         num_steps=message.num_steps,
         num_preemptions=message.num_preemptions,
         synthetic=message.synthetic,
+    )
+
+
+def _pack_report(report: DraftReport) -> pb.DraftReport:
+    return pb.DraftReport(
+        num_draft_tokens=pack_int32(report.num_draft_tokens),
+        num_accepted_tokens=pack_int32(report.num_accepted_tokens),
+        confidences=pack_float32(report.confidences),
+    )
+
+
+def _unpack_report(message: pb.DraftReport) -> DraftReport:
+    return DraftReport(
+        unpack_int32(message.num_draft_tokens, "draft_report.num_draft_tokens"),
+        unpack_int32(message.num_accepted_tokens, "draft_report.num_accepted_tokens"),
+        unpack_float32(message.confidences, "draft_report.confidences"),
     )
 
 
