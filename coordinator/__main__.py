@@ -5,7 +5,8 @@ import gc
 import logging
 import sys
 
-from specwire.config import CoordinatorConfig, parse_flags
+from specwire.arguments import parse_flags
+from specwire.config import CoordinatorConfig
 from specwire.process import run_service
 from specwire.rpc import wait_for_stop_signal
 
@@ -15,7 +16,6 @@ from .server import CoordinatorServer
 logger = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 20_000
-_GRACE_S = 10.0
 _LAST_WORDS_S = 1.0
 """What the server gets on top, to deliver how the last requests ended."""
 
@@ -35,7 +35,7 @@ async def serve(config: CoordinatorConfig) -> None:
         logger.info("stopping")
     finally:
         stop_signal.cancel()
-        await asyncio.gather(engine.stop(_GRACE_S), server.stop(_GRACE_S + _LAST_WORDS_S))
+        await asyncio.gather(engine.stop(config.grace_s), server.stop(config.grace_s + _LAST_WORDS_S))
         for task in tasks:
             task.cancel()
 

@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 
-from specwire.config import DrafterConfig, parse_flags
+from specwire.arguments import parse_flags
+from specwire.config import DrafterConfig
 from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
@@ -25,6 +26,7 @@ async def serve(config: DrafterConfig) -> None:
             await ready
             logger.info("ready: drafter %s", " ".join(server.addresses))
             await stopped
+        await server.drain(config.grace_s)
     finally:
         ready.cancel()
         stopped.cancel()

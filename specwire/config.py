@@ -1,14 +1,11 @@
-"""Configuration of each service: frozen dataclasses, built once in `main` from flags; every field is a flag."""
+"""Configuration of each service: frozen dataclasses, built once in `main` (specwire.arguments); every field is a flag and a key of the file."""
 
-import argparse
 import dataclasses
 import re
-import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from specwire.errors import InvalidArgumentError, SpecwireError
+from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import SpeculativeConfig
 
 Config = TypeVar("Config")
@@ -23,17 +20,24 @@ _DTYPES = "auto|float32|bfloat16"
 _DEVICES = r"cpu|cuda(:\d+)?"
 
 
-def option(default: Any, text: str, low: float | None = None, pattern: str | None = None, high: float = _MAX_NUMBER) -> Any:
-    """A field that is also a command-line flag: its help text, and its range (if it has a least value) or the regular expression that it must
-    match."""
-    return dataclasses.field(default=default, metadata={"help": text, "low": low, "high": high, "pattern": pattern})
+def option(
+    default: Any, text: str, low: float | None = None, pattern: str | None = None, high: float = _MAX_NUMBER, lowest_port: int | None = None
+) -> Any:
+    """A field that is also a command-line flag: its help text, and what it may be.
+
+    Args:
+        low, high: range of a number.
+        pattern: regular expression that a text must match.
+        lowest_port: makes it an address, or a tuple of addresses, with ports from this one; no address is fine where the default has none.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "low": low, "high": high, "pattern": pattern, "lowest_port": lowest_port})
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
     """The verifier's section."""
 
-    listen: tuple[str, ...] = option(("127.0.0.1:50052",), "addresses to serve on: host:port or unix:path")
+    listen: tuple[str, ...] = option(("127.0.0.1:50052",), "addresses to serve on: host:port or unix:path", lowest_port=0)
     model: str = option(DEFAULT_MODEL, "target model: a Hugging Face folder, a GGUF file or a hub id", pattern=".+")
     load_format: str = option("auto", "auto, or dummy for seeded random weights of the model's shape", pattern="auto|dummy")
     dtype: str = option("auto", "auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
@@ -46,41 +50,42 @@ class VerifierConfig:
     num_kv_blocks: int = option(0, "KV blocks; 0 = as many as kv_cache_memory holds", low=0)
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
+    grace_s: float = option(10.0, "most seconds from SIGTERM until the coordinator has gone on elsewhere", low=0)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        _check_addresses("listen", self.listen, lowest_port=0)
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
     """The drafter's section; method and draft model are in speculative_config."""
 
-    listen: tuple[str, ...] = option(("127.0.0.1:50051",), "addresses to serve on: host:port or unix:path")
+    listen: tuple[str, ...] = option(("127.0.0.1:50051",), "addresses to serve on: host:port or unix:path", lowest_port=0)
     load_format: str = option("auto", "auto, or dummy for seeded random weights of the draft model's shape", pattern="auto|dummy")
     dtype: str = option("auto", "draft model: auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
     prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
+    grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1, high=_MAX_BYTES)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        _check_addresses("listen", self.listen, lowest_port=0)
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
     """The coordinator's section."""
 
-    listen: tuple[str, ...] = option((f"127.0.0.1:{DEFAULT_PORT}",), "addresses to serve on: host:port or unix:path")
-    verifiers: tuple[str, ...] = option((), "verifier addresses, one lane each")
-    drafters: tuple[str, ...] = option((), "drafter addresses; none = plain decoding")
+    listen: tuple[str, ...] = option((f"127.0.0.1:{DEFAULT_PORT}",), "addresses to serve on: host:port or unix:path", lowest_port=0)
+    verifiers: tuple[str, ...] = option((), "verifier addresses, one lane each; a host name stands for all its replicas", lowest_port=1)
+    drafters: tuple[str, ...] = option((), "drafter addresses, names alike; none = plain decoding", lowest_port=1)
+    discovery_interval_s: float = option(2.0, "seconds between two look-ups of the host names of verifiers and drafters", low=0.05, high=5)
     coordinator_id: str = option("coordinator", "name under which this coordinator holds its verifiers", pattern=".+")
     max_num_seqs: int = option(0, "most running sequences a lane; 0 = the verifier's limit", low=0)
     max_num_batched_tokens: int = option(0, "most tokens a round; 0 = the verifier's limit", low=0)
@@ -89,14 +94,35 @@ class CoordinatorConfig:
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
     min_draft_wait_ms: float = option(5.0, "least time that a step waits for a drafter; the wait is max(this, 3 x predicted)", low=0)
     verifier_wait_s: float = option(60.0, "how long running requests wait for a lost verifier before they fail", low=0)
+    grace_s: float = option(10.0, "most seconds from SIGTERM until the running requests have ended", low=0)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        _check_addresses("listen", self.listen, lowest_port=0)
-        for name in ("verifiers", "drafters"):
-            _check_addresses(name, getattr(self, name), lowest_port=1, may_be_empty=True)
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """What only `specwire up` knows."""
+
+    port: int = option(DEFAULT_PORT, "port on 127.0.0.1 for clients; 0 = any free one", low=0, high=65535)
+    verifiers: int = option(1, "number of verifiers, each with a copy of the target model", low=1, high=64)
+    drafters: int = option(1, "number of drafters, where the list of drafters does not say it; 0 = plain decoding", low=0, high=64)
+    startup_timeout_s: float = option(600.0, "how long each service may take to become healthy", low=0.1)
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """What the commands that call a coordinator read."""
+
+    address: str = option(f"127.0.0.1:{DEFAULT_PORT}", "the coordinator: host:port or unix:path", lowest_port=1)
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 def flags(config: object) -> list[str]:
@@ -106,36 +132,17 @@ def flags(config: object) -> list[str]:
         value = getattr(config, field.name)
         if value != field.default:
             # One argument, not two: a value that starts with a dash would be taken for a flag.
-            arguments.append(f"{_flag(field.name)}={_format(value)}")
+            arguments.append(f"{flag_name(field.name)}={format_value(value)}")
     return arguments
 
 
-def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> Config:
-    """Builds a service's configuration from its flags; a wrong flag ends the process with status 2 and one line on stderr."""
-    parser = _Parser(prog=program, description=kind.__doc__, allow_abbrev=False)
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        default = "" if isinstance(field.default, SpeculativeConfig) else f" (default {_format(field.default) or 'none'})"
-        parser.add_argument(_flag(field.name), type=_parser(hints[field.name]), default=field.default, help=f"{field.metadata['help']}{default}")
-    values = vars(parser.parse_args(arguments))
-    try:
-        return kind(**values)
-    except SpecwireError as error:
-        parser.error(str(error))
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the flags)\n")
-
-
-def _flag(name: str) -> str:
+def flag_name(name: str) -> str:
+    """The flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
-def _format(value: object) -> str:
+def format_value(value: object) -> str:
+    """A field's value as its flag takes it."""
     if isinstance(value, SpeculativeConfig):
         return value.to_json()
     if isinstance(value, tuple):
@@ -143,43 +150,27 @@ def _format(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parser(hint: Any) -> Any:
-    if hint is bool:
-        return _parse_bool
-    if hint is SpeculativeConfig:
-        return _parse_speculative
-    if typing.get_origin(hint) is tuple:
-        return _parse_list
-    return hint
+def check_field(field: "dataclasses.Field[Any]", value: Any, name: str) -> None:
+    """Raise InvalidArgumentError unless a value of the field's type is one that it may have.
 
-
-def _parse_bool(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
-def _parse_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _parse_speculative(text: str) -> SpeculativeConfig:
-    try:
-        return SpeculativeConfig.from_json(text)
-    except SpecwireError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    Args:
+        name: what the one who gave it calls it.
+    """
+    rules = field.metadata
+    # Written so that NaN is refused too.
+    if rules["low"] is not None and not rules["low"] <= value <= rules["high"]:
+        raise InvalidArgumentError(f"{name} is {value}, but must be a number from {rules['low']} to {rules['high']} ({rules['help']})")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise InvalidArgumentError(f"{name} is {value!r}, which is no UTF-8; write it in UTF-8")
+    if rules["pattern"] is not None and not re.fullmatch(rules["pattern"], value):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be: {rules['help']}")
+    if rules["lowest_port"] is not None and (value or field.default):
+        _check_addresses(name, (value,) if isinstance(value, str) else value, rules["lowest_port"])
 
 
 def _check_fields(config: object) -> None:
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value, low, high, pattern = getattr(config, field.name), field.metadata["low"], field.metadata["high"], field.metadata["pattern"]
-        # Written so that NaN is refused too.
-        if low is not None and not low <= value <= high:
-            raise InvalidArgumentError(f"{_flag(field.name)} is {value}, but must be a number from {low} to {high} ({field.metadata['help']})")
-        if isinstance(value, str) and not _is_unicode(value):
-            raise InvalidArgumentError(f"{_flag(field.name)} is {value!r}, which is no UTF-8; write it in UTF-8")
-        if pattern is not None and not re.fullmatch(pattern, value):
-            raise InvalidArgumentError(f"{_flag(field.name)} is {value!r}, but must be: {field.metadata['help']}")
+        check_field(field, getattr(config, field.name), flag_name(field.name))
 
 
 def _is_unicode(text: str) -> bool:
@@ -191,22 +182,22 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _check_addresses(name: str, addresses: tuple[str, ...], lowest_port: int, may_be_empty: bool = False) -> None:
-    if not addresses and not may_be_empty:
-        raise InvalidArgumentError(f"{_flag(name)} is empty; give at least one address, host:port or unix:path")
+def _check_addresses(name: str, addresses: tuple[str, ...], lowest_port: int) -> None:
+    if not addresses:
+        raise InvalidArgumentError(f"{name} is empty; give at least one address, host:port or unix:path")
     for address in addresses:
         if not _is_unicode(address):
-            raise InvalidArgumentError(f"{_flag(name)} has {address!r}, which is no UTF-8; write it in UTF-8")
+            raise InvalidArgumentError(f"{name} has {address!r}, which is no UTF-8; write it in UTF-8")
         if address.startswith("unix:"):
             path = address.removeprefix("unix:")
             if not path or len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
                 raise InvalidArgumentError(
-                    f"{_flag(name)} has {address!r}, whose path has {len(path.encode())} bytes, but a socket's path must have 1 to "
+                    f"{name} has {address!r}, whose path has {len(path.encode())} bytes, but a socket's path must have 1 to "
                     f"{_MAX_SOCKET_PATH_BYTES}; choose another folder"
                 )
             continue
         host, _, port = address.rpartition(":")
         if not host or not port.isascii() or not port.isdecimal() or not lowest_port <= int(port) <= 65535:
-            raise InvalidArgumentError(f"{_flag(name)} has {address!r}, but must be unix:path or host:port with a port from {lowest_port} to 65535")
+            raise InvalidArgumentError(f"{name} has {address!r}, but must be unix:path or host:port with a port from {lowest_port} to 65535")
     if len(set(addresses)) < len(addresses):
-        raise InvalidArgumentError(f"{_flag(name)} is {','.join(addresses)!r}, which names an address twice; remove one")
+        raise InvalidArgumentError(f"{name} is {','.join(addresses)!r}, which names an address twice; remove one")

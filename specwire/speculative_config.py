@@ -30,7 +30,8 @@ _LATER_REJECTION = ("probabilistic", "block")
 _DEFAULT_NUM_TOKENS = 5
 MAX_NUM_TOKENS = 128
 """Largest K that may be configured."""
-_MEAN_RATE = "synthetic_acceptance_rate"
+MEAN_RATE = "synthetic_acceptance_rate"
+"""A key beside the fields: the mean rate over all positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,7 @@ class SpeculativeConfig:
         lookup bound alone sets both. rejection_sample_method standard is strict. synthetic_acceptance_rate r, the mean rate over the
         K positions, stands for synthetic_acceptance_length 1 + r x K.
         """
-        if not isinstance(values, Mapping):
-            raise InvalidArgumentError(f"speculative_config is {values!r}, but must be a mapping such as {{'method': 'ngram'}}")
-        normal = _normal_keys(values, [field.name for field in dataclasses.fields(cls)])
+        normal = _normal_keys(values)
         normal = {key: value for key, value in normal.items() if value is not None or key == "method"}
         for key in ("num_speculative_tokens_per_batch_size", "synthetic_acceptance_rates"):
             if isinstance(normal.get(key), list):
@@ -105,18 +104,14 @@ class SpeculativeConfig:
         lookup = [normal[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal]
         if len(lookup) == 1:
             normal |= {"prompt_lookup_min": lookup[0], "prompt_lookup_max": lookup[0]}
-        if _MEAN_RATE in normal:
+        if MEAN_RATE in normal:
             normal["synthetic_acceptance_length"] = _length_of_mean_rate(normal)
-            del normal[_MEAN_RATE]
+            del normal[MEAN_RATE]
         return cls(**normal)
 
     @classmethod
     def from_json(cls, text: str) -> "SpeculativeConfig":
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InvalidArgumentError(f'speculative_config {text!r} is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
-        return cls.from_dict(values)
+        return cls.from_dict(read_keys(text))
 
     def to_json(self) -> str:
         return json.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
@@ -170,6 +165,19 @@ class SpeculativeConfig:
             )
 
 
+def read_keys(text: str) -> dict[str, Any]:
+    """The keys of a JSON object, with underscores, and their values as they are.
+
+    Raises:
+        InvalidArgumentError: no JSON object, an unknown key, or one that is there twice.
+    """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f'speculative_config {text!r} is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
+    return _normal_keys(values)
+
+
 def check_rates(rates: Sequence[float], num_tokens: int) -> None:
     """Raise InvalidArgumentError unless there are num_tokens rates in [0, 1] that do not increase."""
     if not isinstance(rates, (list, tuple)):
@@ -188,14 +196,17 @@ def check_rates(rates: Sequence[float], num_tokens: int) -> None:
             )
 
 
-def _normal_keys(values: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+def _normal_keys(values: Any) -> dict[str, Any]:
     """The values with underscores in their keys; unknown keys and keys given twice are refused."""
+    if not isinstance(values, Mapping):
+        raise InvalidArgumentError(f"speculative_config is {values!r}, but must be a mapping such as {{'method': 'ngram'}}")
+    known = [field.name for field in dataclasses.fields(SpeculativeConfig)]
     normal: dict[str, Any] = {}
     for given, value in values.items():
         key = str(given).replace("-", "_")
         if key in normal:
             raise InvalidArgumentError(f"speculative_config has the key {key!r} twice, with dashes and with underscores; remove one")
-        if key not in known and key != _MEAN_RATE:
+        if key not in known and key != MEAN_RATE:
             near = difflib.get_close_matches(key, known, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
             raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
@@ -205,13 +216,13 @@ def _normal_keys(values: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
 
 def _length_of_mean_rate(values: Mapping[str, Any]) -> float:
     """The acceptance length that synthetic_acceptance_rate asks for."""
-    rate, num_tokens = values[_MEAN_RATE], values.get("num_speculative_tokens", _DEFAULT_NUM_TOKENS)
+    rate, num_tokens = values[MEAN_RATE], values.get("num_speculative_tokens", _DEFAULT_NUM_TOKENS)
     _check_int("num_speculative_tokens", num_tokens, 1, MAX_NUM_TOKENS)
     if not _is_number(rate, 0, 1):
-        raise InvalidArgumentError(f"{_MEAN_RATE} is {rate!r}, but must be a number in [0, 1]")
+        raise InvalidArgumentError(f"{MEAN_RATE} is {rate!r}, but must be a number in [0, 1]")
     for other in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
         if other in values:
-            raise InvalidArgumentError(f"{_MEAN_RATE} is {rate}, but {other} is set too; remove one of them")
+            raise InvalidArgumentError(f"{MEAN_RATE} is {rate}, but {other} is set too; remove one of them")
     return 1.0 + float(rate) * int(num_tokens)
 
 

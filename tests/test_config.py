@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags, parse_flags
+from specwire.arguments import parse_flags
+from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import SpeculativeConfig
 
@@ -28,6 +29,15 @@ OTHER: dict[str, Any] = {
 }
 
 
+def other_value(field: "dataclasses.Field[Any]") -> Any:
+    """A good value that is not the default."""
+    if field.name in OTHER:
+        return OTHER[field.name]
+    if isinstance(field.default, bool):
+        return not field.default
+    return field.default + 1 if isinstance(field.default, (int, float)) else f"{field.default}x"
+
+
 @pytest.mark.parametrize("kind", SERVICES)
 def test_defaults_need_no_flags(kind: type) -> None:
     assert flags(kind()) == []
@@ -36,7 +46,7 @@ def test_defaults_need_no_flags(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", SERVICES)
 def test_every_field_travels_as_a_flag(kind: type) -> None:
-    values = {field.name: OTHER.get(field.name, field.default + 1 if isinstance(field.default, int) else None) for field in dataclasses.fields(kind)}
+    values = {field.name: other_value(field) for field in dataclasses.fields(kind)}
     config = kind(**values)
     assert len(flags(config)) == len(values)
     assert parse_flags(kind, "service", flags(config)) == config

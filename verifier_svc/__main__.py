@@ -7,7 +7,8 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-from specwire.config import VerifierConfig, parse_flags
+from specwire.arguments import parse_flags
+from specwire.config import VerifierConfig
 from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 5.0
+_LAST_ROUNDS_S = 2.0
+"""What the rounds of a coordinator that did not leave get on top of the grace."""
 
 
 async def serve(config: VerifierConfig) -> None:
@@ -35,10 +37,11 @@ async def serve(config: VerifierConfig) -> None:
         if serving.done():
             serving.result()
         logger.info("stopping")
+        await server.drain(config.grace_s)
     finally:
         serving.cancel()
         stop_signal.cancel()
-        if not await server.stop(_GRACE_S) and stop_signal.done():
+        if not await server.stop(_LAST_ROUNDS_S) and stop_signal.done():
             # The interpreter's own ending would wait for the thread: a large model loads for minutes.
             logger.info("leaving while the model is still busy")
             os._exit(0)

@@ -13,7 +13,8 @@ import sys
 import grpc
 
 from specwire import rpc
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, parse_flags
+from specwire.arguments import parse_flags
+from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
 from specwire.messages import ServiceDescription
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
 from specwire.wire.common import pack_description

@@ -1,0 +1,85 @@
+"""A service's command line: every field of its configuration as a flag, and `--config FILE` for what the flags do not say."""
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from specwire.config import Config, flag_name, format_value
+from specwire.config_layers import SPECULATIVE, Layer, Setting, Settings, Source, resolve
+from specwire.errors import SpecwireError
+from specwire.speculative_config import SpeculativeConfig, read_keys
+
+
+def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> Config:
+    """Builds a service's configuration: its section of the file that --config or SPECWIRE_CONFIG names, if any, and the flags over it.
+
+    A wrong flag or file ends the process with status 2 and one line on stderr.
+    """
+    parser = _Parser(prog=program, description=kind.__doc__, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="specwire.yaml to read (default: what SPECWIRE_CONFIG names); empty = none")
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        default = "" if field.name == SPECULATIVE else f" (default {format_value(field.default) or 'none'})"
+        text = f"{field.metadata['help']}{default}"
+        parser.add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text)
+    given = vars(parser.parse_args(arguments))
+    section = kind.__name__.removesuffix("Config").lower()
+    try:
+        return resolve(kind, section, [*_file_sources(given.pop("config")), Source({section: flags_layer(given)})]).config
+    except SpecwireError as error:
+        parser.error(str(error))
+
+
+def flags_layer(given: Mapping[str, Any]) -> Layer:
+    """What flags say of a service: values by field; speculative_config as its keys."""
+    fields = {name: Setting(value, flag_name(name), flag_name(name)) for name, value in given.items() if name != SPECULATIVE}
+    return Layer(fields, speculative_flag(given.get(SPECULATIVE, {})))
+
+
+def speculative_flag(keys: Mapping[str, Any]) -> Settings:
+    """What --speculative-config says."""
+    flag = flag_name(SPECULATIVE)
+    return {key: Setting(value, flag, f"{flag} {key}") for key, value in keys.items()}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the flags)\n")
+
+
+def _file_sources(named: str | None) -> list[Source]:
+    from specwire.config_file import find_config_file, read_config_file  # most services are started without a file
+
+    path = find_config_file(named, in_folder=False)
+    return [read_config_file(path)] if path else []
+
+
+def _parser(hint: Any) -> Any:
+    if hint is bool:
+        return _parse_bool
+    if hint is SpeculativeConfig:
+        return _parse_speculative
+    if typing.get_origin(hint) is tuple:
+        return _parse_list
+    return hint
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _parse_speculative(text: str) -> dict[str, Any]:
+    try:
+        return read_keys(text)
+    except SpecwireError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

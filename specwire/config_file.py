@@ -1,0 +1,222 @@
+"""`specwire.yaml`: one file for all services, read with the line of every value; what it may hold are the fields of specwire.config."""
+
+import dataclasses
+import difflib
+import os
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specwire.config import ClientConfig, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
+from specwire.config_layers import SPECULATIVE, ConfigError, Layer, ListedDrafter, Problem, Setting, Source
+from specwire.errors import InvalidArgumentError
+from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
+
+DEFAULT_FILE = "specwire.yaml"
+FILE_VARIABLE = "SPECWIRE_CONFIG"
+SECTIONS: Mapping[str, type] = {
+    "verifier": VerifierConfig,
+    "drafter": DrafterConfig,
+    "coordinator": CoordinatorConfig,
+    "up": UpConfig,
+    "client": ClientConfig,
+}
+MAX_LISTED = 64
+"""Most drafters that an entry of `drafters` may stand for."""
+_TOP = (SPECULATIVE, *SECTIONS, "drafters")
+_SPECULATIVE_KEYS = (*(field.name for field in dataclasses.fields(SpeculativeConfig)), MEAN_RATE)
+# What a drafter itself needs of speculation; the rest is the same for all services.
+_DRAFTING_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_sample_method", "max_model_len")
+_MAX_SHOWN = 60
+
+
+def find_config_file(named: str | None, *, in_folder: bool) -> Path | None:
+    """The file to read: the named one ("" = none), else the one that SPECWIRE_CONFIG names, else ./specwire.yaml if `in_folder` and it exists.
+
+    Raises:
+        InvalidArgumentError: a named file is not there.
+    """
+    for name, what in ((named, "--config"), (os.environ.get(FILE_VARIABLE) if named is None else None, FILE_VARIABLE)):
+        if name:
+            if not Path(name).is_file():
+                raise InvalidArgumentError(f"{what} names the file {name}, which does not exist; correct it, or leave it out")
+            return Path(name)
+    path = Path(DEFAULT_FILE)
+    return path if named is None and in_folder and path.is_file() else None
+
+
+def read_config_file(path: Path) -> Source:
+    """What the file says.
+
+    Raises:
+        ConfigError: it can't be read, or has unknown or repeated keys or values of a wrong type.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"can't be read ({os.strerror(error.errno or 0)}); make it readable, or name another file")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(str(path), f"is no UTF-8 (byte {error.start}); save it as UTF-8")]) from error
+    return _Reader(str(path), text).read()
+
+
+def read_override(text: str) -> Source:
+    """What `--set SECTION.KEY=VALUE` says; the value is written as in the file.
+
+    Raises:
+        ConfigError: as of a file.
+    """
+    name, separator, value = text.partition("=")
+    if not separator or "." not in name and name != "drafters":
+        raise ConfigError([Problem("--set", f"{text!r} is not SECTION.KEY=VALUE, for example verifier.max_num_seqs=8")])
+    return _Reader("--set", value).read(name.split("."))
+
+
+class _Reader:
+    """Walks the nodes of one YAML document and collects what is wrong with it.
+
+    Args:
+        name: what origins begin with.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._problems: list[Problem] = []
+
+    def read(self, path: Iterable[str] = ()) -> Source:
+        """The whole document, which stands under these keys."""
+        try:
+            self._loader = yaml.SafeLoader(self._text)
+            node = self._loader.get_single_node()
+        except yaml.YAMLError as error:
+            raise ConfigError([self._syntax_problem(error)]) from error
+        for key in reversed(list(path)):
+            key_node = yaml.ScalarNode("tag:yaml.org,2002:str", key, node and node.start_mark)
+            node = yaml.MappingNode("tag:yaml.org,2002:map", [(key_node, node)], key_node.start_mark)
+        source = self._source(node)
+        if self._problems:
+            raise ConfigError(self._problems)
+        return source
+
+    def _source(self, root: yaml.Node | None) -> Source:
+        shared: Mapping[str, Setting] = {}
+        drafters: tuple[ListedDrafter, ...] | None = None
+        sections: dict[str, Layer] = {}
+        for key, node in self._entries(root, "", _TOP).items():
+            if key == SPECULATIVE:
+                shared = self._speculative(node, key)
+            elif key == "drafters":
+                drafters = self._drafters(node)
+            else:
+                sections[key] = self._section(node, key, SECTIONS[key])
+        return Source(sections, shared, drafters)
+
+    def _section(self, node: yaml.Node, name: str, kind: type) -> Layer:
+        hints = typing.get_type_hints(kind)
+        entries = self._entries(node, name, [field.name for field in dataclasses.fields(kind)])
+        speculative = self._speculative(entries.pop(SPECULATIVE), f"{name}.{SPECULATIVE}") if SPECULATIVE in entries else {}
+        return Layer(self._settings(entries, name, hints), speculative)
+
+    def _speculative(self, node: yaml.Node, name: str) -> dict[str, Setting]:
+        """Values as they are: SpeculativeConfig checks their types."""
+        return self._settings(self._entries(node, name, _SPECULATIVE_KEYS), name, {})
+
+    def _drafters(self, node: yaml.Node) -> tuple[ListedDrafter, ...]:
+        if not isinstance(node, yaml.SequenceNode):
+            self._report(node, "drafters must be a list with an entry for each kind of drafter, such as [{method: ngram, count: 2}]")
+            return ()
+        hints = {key: hint for key, hint in typing.get_type_hints(DrafterConfig).items() if key not in (SPECULATIVE, "listen")} | {"count": int}
+        listed = []
+        for index, entry in enumerate(node.value):
+            name = f"drafters[{index}]"
+            entries = self._entries(entry, name, [*hints, *_DRAFTING_KEYS])
+            speculative = self._settings({key: entries.pop(key) for key in _DRAFTING_KEYS if key in entries}, name, {})
+            fields = self._settings(entries, name, hints)
+            count = fields.pop("count", None)
+            if count is not None and not 1 <= count.value <= MAX_LISTED:
+                self._problems.append(Problem(count.origin, f"{count.name} is {count.value}, but must be a number from 1 to {MAX_LISTED}"))
+            listed.append(ListedDrafter(Layer(fields, speculative), count.value if count is not None else 1))
+        return tuple(listed)
+
+    def _entries(self, node: yaml.Node | None, name: str, known: Iterable[str]) -> dict[str, yaml.Node]:
+        """The values of a mapping by key; a missing value stands for an empty mapping."""
+        if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"):
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            self._report(node, f"{name or 'the file'} must be a mapping of keys to values, one `key: value` a line")
+            return {}
+        entries: dict[str, yaml.Node] = {}
+        lines: dict[str, int] = {}
+        known = list(known)
+        for key_node, value_node in node.value:
+            key = str(key_node.value).replace("-", "_") if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+            full = f"{name}.{key}" if name else key
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else f'known keys are ' + ', '.join(known)}")
+            elif key in entries:
+                self._report(key_node, f"{full} stands here for the second time, first in line {lines[key]}; remove one")
+            else:
+                entries[key], lines[key] = value_node, key_node.start_mark.line + 1
+        return entries
+
+    def _settings(self, entries: Mapping[str, yaml.Node], name: str, hints: Mapping[str, Any]) -> dict[str, Setting]:
+        """Values by key, of the types that the hints say."""
+        settings = {}
+        for key, node in entries.items():
+            full = f"{name}.{key}"
+            try:
+                value = self._loader.construct_object(node, deep=True)
+                if key in hints:
+                    value = _typed(value, hints[key], full)
+            except InvalidArgumentError as error:
+                self._report(node, str(error))
+            except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # explicit tags on what they do not fit
+                self._report(node, f"{full} can't be read ({type(error).__name__}); write a plain number, text or list")
+            else:
+                settings[key] = Setting(value, self._origin(node), full)
+        return settings
+
+    def _report(self, node: yaml.Node, message: str) -> None:
+        self._problems.append(Problem(self._origin(node), message))
+
+    def _origin(self, node: yaml.Node) -> str:
+        return self._name if self._name.startswith("--") else f"{self._name}:{node.start_mark.line + 1}"
+
+    def _syntax_problem(self, error: yaml.YAMLError) -> Problem:
+        mark = getattr(error, "problem_mark", None)
+        text = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or " ".join(str(error).split())
+        return Problem(f"{self._name}:{mark.line + 1}" if mark else self._name, f"is no YAML: {text}; check quotes, colons and indentation")
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    """The value as the field takes it. Raises InvalidArgumentError if YAML read something else."""
+    if typing.get_origin(hint) is tuple:
+        # As the flag has it, or a list.
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+            return tuple(part for part in parts if part)
+        wanted = "a list of texts such as [127.0.0.1:50052]"
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false, without quotes"
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        wanted = "an integer, without quotes or decimals"
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        wanted = "a number, without quotes"
+    else:
+        assert hint is str, f"no rule for {hint} of {name}"
+        if isinstance(value, str):
+            return value
+        wanted = "text; put it in quotes"
+    shown = "empty" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    raise InvalidArgumentError(f"{name} is {shown[:_MAX_SHOWN]}, but must be {wanted}")

@@ -1,0 +1,192 @@
+"""Where each value of a configuration comes from, and which one takes effect: default < file < environment < flag."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from specwire.config import Config, check_field
+from specwire.errors import InvalidArgumentError, SpecwireError
+from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
+
+SPECULATIVE = "speculative_config"
+DEFAULT = "default"
+_RATES = frozenset({"synthetic_acceptance_rates", "synthetic_acceptance_length", MEAN_RATE})
+# Keys that are checked against each other: what is wrong with one is not reported again of the others.
+_GROUPS = (
+    frozenset({"method", "model"}),
+    frozenset({"prompt_lookup_min", "prompt_lookup_max"}),
+    frozenset({"num_speculative_tokens", "rejection_sample_method"}) | _RATES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that somebody gave.
+
+    Args:
+        origin: `specwire.yaml:7`, `environment SPECWIRE_ADDRESS`, `--max-num-seqs`.
+        name: what they call it: `verifier.max_num_seqs`, or the flag again.
+    """
+
+    value: Any
+    origin: str
+    name: str
+
+
+Settings = Mapping[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one source says of one service: its fields, and the keys of its speculative_config apart."""
+
+    fields: Settings = field(default_factory=dict)
+    speculative: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDrafter:
+    """An entry of `drafters`: so many drafters with these values over those of the section `drafter`."""
+
+    layer: Layer
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Everything that one file, or the flags of one command, say.
+
+    Args:
+        sections: by name: verifier, drafter, coordinator, up, client.
+        shared: the speculative_config of all services; a section's own keys go before it.
+        drafters: the entries of `drafters`; None if there is no such list.
+    """
+
+    sections: Mapping[str, Layer] = field(default_factory=dict)
+    shared: Settings = field(default_factory=dict)
+    drafters: tuple[ListedDrafter, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one value, and where it stands."""
+
+    origin: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message if self.message.startswith(self.origin) else f"{self.origin}: {self.message}"
+
+
+class ConfigError(InvalidArgumentError):
+    """Values that no service can be started with; the message is the first problem in one line, `problems` has all."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        more = len(self.problems) - 1
+        super().__init__(f"{self.problems[0]}{f' (and {more} more; `specwire config check` lists all)' if more else ''}")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[Config]):
+    """A configuration in effect. `origins` has every key; those of speculation as `speculative_config.method`."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def resolve(kind: type[Config], section: str, sources: Sequence[Source], listed: ListedDrafter | None = None) -> Resolved[Config]:
+    """The configuration of a section by these sources, the strongest last.
+
+    Args:
+        listed: the entry of `drafters` that is meant, where the section is `drafter`.
+
+    Raises:
+        ConfigError: some values are wrong.
+    """
+    layers = list(_layers(section, sources, listed))
+    settings: dict[str, Setting] = {}
+    for layer in layers:
+        settings |= layer.fields
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if each.name == SPECULATIVE:
+            values[SPECULATIVE] = _resolve_speculative([layer.speculative for layer in layers], origins, problems)
+            continue
+        setting = settings.get(each.name)
+        origins[each.name] = setting.origin if setting else DEFAULT
+        if setting:
+            values[each.name] = setting.value
+            try:
+                check_field(each, setting.value, setting.name)
+            except InvalidArgumentError as error:
+                problems.append(Problem(setting.origin, str(error)))
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return Resolved(kind(**values), origins)
+    except SpecwireError as error:  # values that do not go together
+        raise ConfigError([Problem(section, str(error))]) from error
+
+
+def merge_speculative(sources: Iterable[Settings]) -> dict[str, Setting]:
+    """Later sources over earlier ones, key by key. What no longer applies goes: the model of another method, rates given in another way."""
+    merged: dict[str, Setting] = {}
+    for source in sources:
+        replaced: set[str] = set()
+        if "model" in source:
+            replaced.add("method")
+        elif "method" in source and source["method"].value in (None, "ngram"):
+            replaced.add("model")
+        if not _RATES.isdisjoint(source) or ("rejection_sample_method" in source and source["rejection_sample_method"].value != "synthetic"):
+            replaced |= _RATES
+        merged = {key: setting for key, setting in merged.items() if key not in replaced} | dict(source)
+    return merged
+
+
+def _layers(section: str, sources: Sequence[Source], listed: ListedDrafter | None) -> Iterator[Layer]:
+    for source in sources:
+        yield Layer(speculative=source.shared)
+        yield source.sections.get(section, Layer())
+        if listed is not None and source.drafters is not None and listed in source.drafters:
+            yield listed.layer
+
+
+def _resolve_speculative(sources: Iterable[Settings], origins: dict[str, str], problems: list[Problem]) -> SpeculativeConfig:
+    """The object of all keys that can be taken; what is wrong with others is added to the problems."""
+    merged = merge_speculative(sources)
+    remaining = dict(merged)
+    while True:
+        try:
+            config = SpeculativeConfig.from_dict({key: setting.value for key, setting in remaining.items()})
+            break
+        except SpecwireError as error:
+            message = str(error)
+            # It names the key that is wrong first; others are what it was compared with.
+            culprit = min((key for key in remaining if _position(key, message) >= 0), key=lambda key: _position(key, message), default=None)
+            assert culprit is not None, f"{message!r} names none of {sorted(remaining)}"
+            setting = remaining[culprit]
+            text = f"{setting.name}{message.removeprefix(culprit)}" if message.startswith(culprit) else f"{setting.name}: {message}"
+            problems.append(Problem(setting.origin, text))
+            group = next((group for group in _GROUPS if culprit in group), frozenset({culprit}))
+            remaining = {key: setting for key, setting in remaining.items() if key not in group}
+    for each in dataclasses.fields(SpeculativeConfig):
+        origins[f"{SPECULATIVE}.{each.name}"] = _speculative_origin(each.name, getattr(config, each.name) != each.default, merged)
+    return config
+
+
+def _speculative_origin(key: str, is_changed: bool, merged: Settings) -> str:
+    """A value may follow from another key: a model makes the method draft_model, one lookup bound sets both."""
+    if key in merged:
+        return merged[key].origin
+    causes = [merged[other].origin for group in _GROUPS if key in group for other in sorted(group) if other in merged]
+    return causes[0] if is_changed and causes else DEFAULT
+
+
+def _position(key: str, message: str) -> int:
+    found = re.search(rf"\b{key}\b", message)
+    return found.start() if found else -1
