@@ -27,6 +27,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     is_short_of_blocks = False
     sum_rows = sum_drafts = sum_accepted = 0
     now_ns = round_.plan.times.answered_ns
+    lane.telemetry.answered(round_, result)
     gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
     for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
         status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer
@@ -48,11 +49,15 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             sequence.num_cached_tokens = num_cached_tokens
         if not token_ids:
             continue
-        slot.is_prefilling = False
+        if slot.is_prefilling:
+            slot.is_prefilling = False
+            lane.telemetry.prefilled(sequence, now_ns)
         sequence.num_setbacks = 0
         sequence.num_steps += 1
         origins = _PLAIN
         if drafts:
+            if sequence.draft_log is not None:
+                sequence.draft_log.add(sequence, drafts, num_accepted)
             num_drafts = len(drafts)
             sequence.num_draft_tokens += num_drafts
             sequence.accept_counts[num_accepted] += 1
@@ -98,8 +103,7 @@ def _fail_row(lane: "Lane", slot: Slot, status: RowStatus, error: str) -> bool:
     counters, sequence = lane.counters, slot.sequence
     if status is RowStatus.BAD:
         counters.num_bad_rows += 1
-        label = sequence.request.message.request_id
-        lane.log.warning("bad row", "lane %d: request %r ends with an error: %s", lane.index, label, error)
+        lane.log.warning("bad row", "lane %d: request %s ends with an error: %s", lane.index, sequence.request.label, error)
         end_sequence(lane.admission, sequence, FinishReason.ERROR, error=InternalError(f"the verifier could not go on: {error}"))
     elif slot.is_closed:
         counters.num_dropped_rows += 1
@@ -110,7 +114,8 @@ def _fail_row(lane: "Lane", slot: Slot, status: RowStatus, error: str) -> bool:
     else:
         counters.num_stale_rows += 1
         if not slot.has_failed:
-            lane.log.warning("stale row", "lane %d: a row was %s without a reason; its sequence is opened anew", lane.index, status.name)
+            text = "lane %d: a row was %s without a reason; the sequence of request %s is opened anew"
+            lane.log.warning("stale row", text, lane.index, status.name, sequence.request.label)
             lane.release(sequence)
             lane.admission.requeue(sequence, InternalError(f"the verifier answered {status.name} again and again"))
     return False

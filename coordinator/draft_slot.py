@@ -14,6 +14,7 @@ class DraftSlot:
 
     __slots__ = (
         "base_len",
+        "confidences",
         "drafts",
         "epoch",
         "index",
@@ -38,6 +39,7 @@ class DraftSlot:
         self.parent_round = 0
         self.base_len = 0
         self.drafts: list[int] = []
+        self.confidences: list[float] = []
 
     def open(self) -> DraftOpen:
         sequence = self.sequence

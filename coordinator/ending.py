@@ -26,7 +26,7 @@ def end_sequence(
 ) -> None:
     """Ends one choice; its last tokens, if any, are committed already."""
     _leave(admission, sequence)
-    admission.telemetry.sequence_ended(sequence, reason.label)
+    admission.telemetry.sequence_ended(sequence, reason.label, error)
     sequence.sink.choice(
         ChoiceDelta(
             index=sequence.choice,
@@ -39,6 +39,7 @@ def end_sequence(
             usage=sequence.usage(),
             spec_stats=sequence.spec_stats(),
             error=None if error is None else error_status(error),
+            draft_report=None if sequence.draft_log is None else sequence.draft_log.report(),
         )
     )
     sequence.request.choice_ended()
@@ -49,7 +50,7 @@ def fail_request(admission: "Admission", request: Request, error: SpecwireError)
     unfinished = request.unfinished
     for sequence in unfinished:
         _leave(admission, sequence)
-        admission.telemetry.sequence_ended(sequence, "error")
+        admission.telemetry.sequence_ended(sequence, "error", error)
     admission.telemetry.request_failed(request, error)
     request.sink.fail(error_status(error))
     for _ in unfinished:

@@ -20,7 +20,7 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
     counters, num_asked, vocab_size = lane.counters, lane.num_speculative_tokens, lane.vocab_size
     all_are_sane = _are_sane(rows, vocab_size)
     for row in rows:
-        status, index, epoch, base_len, drafts, _, error = row
+        status, index, epoch, base_len, drafts, confidences, error = row
         place = slots.get(index)
         if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
             counters.num_stale_drafts += 1
@@ -34,6 +34,7 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
         else:
             place.base_len = base_len
             place.drafts = drafts
+            place.confidences = confidences
             place.num_failures = 0
 
 

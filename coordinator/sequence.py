@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING
 
 from specwire.messages import GenerateRequest, SpecStats, Usage
 
+from .draft_log import DraftLog
 from .sink import Sink
 from .stop import StopRules
 
 if TYPE_CHECKING:
     from .draft_slot import DraftSlot
     from .slots import Slot
+    from .trace_records import RequestTrace, SequenceTrace
 
 UNLIMITED = 1 << 30
 
 
 class Request:
-    """One admitted request: what its choices share."""
+    """One admitted request: what its choices share. trace: None unless it is traced."""
 
-    __slots__ = ("arrival", "arrived_ns", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink")
+    __slots__ = (
+        "arrival", "arrived_ns", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink", "trace"
+    )  # fmt: skip
 
     def __init__(
         self, message: GenerateRequest, sink: Sink, arrival: int, noise_key: int, on_end: "Callable[[Request], None]", *, is_synthetic: bool
@@ -28,6 +32,7 @@ class Request:
         self.message = message
         self.is_synthetic = is_synthetic
         self.deadline: TimerHandle | None = None
+        self.trace: RequestTrace | None = None
         self.sink = sink
         self.arrival = arrival
         self.arrived_ns = time.monotonic_ns()
@@ -35,6 +40,11 @@ class Request:
         self.on_end = on_end
         self.sequences: list[Sequence] = []
         self.num_unfinished = message.sampling.n
+
+    @property
+    def label(self) -> str:
+        """What the log calls it: the client's label, and its trace if it has one."""
+        return repr(self.message.request_id) if self.trace is None else f"{self.message.request_id!r}, trace {self.trace.trace_id:032x}"
 
     @property
     def unfinished(self) -> list["Sequence"]:
@@ -63,16 +73,19 @@ class Sequence:
         order: what it is admitted by, smallest first; the largest is preempted first.
         slot: its place at a verifier; a closed one until it is opened anew.
         draft_slot: its place at a drafter.
+        draft_log: the record of its verifications, if its request asks for one.
         is_paused: waits for its client to read.
         accept_counts: verifications with drafts by the number accepted.
         num_setbacks: failed attempts since its last new token.
+        trace: None unless its request is traced.
         queued_ns, placed_ns, first_token_ns, last_token_ns: time.monotonic_ns() of the last queueing and placing, and of its output; 0 = none.
     """
 
     __slots__ = (
-        "accept_counts", "choice", "draft_slot", "first_token_ns", "is_finished", "is_paused", "is_waiting", "last_token_ns", "max_drafts", "max_len",
+        "accept_counts", "choice", "draft_log", "draft_slot", "first_token_ns", "is_finished", "is_paused", "is_waiting", "last_token_ns",
+        "max_drafts", "max_len",
         "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_tokens", "num_setbacks", "num_steps", "order", "placed_ns",
-        "queued_ns", "request", "rules", "runs_ahead", "sink", "slot", "token_ids",
+        "queued_ns", "request", "rules", "runs_ahead", "sink", "slot", "token_ids", "trace",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, rules: StopRules, max_len: int, num_speculative_tokens: int) -> None:
@@ -89,6 +102,8 @@ class Sequence:
         self.order = (sampling.priority, request.arrival, choice)
         self.slot: Slot | None = None
         self.draft_slot: DraftSlot | None = None
+        self.trace: SequenceTrace | None = None
+        self.draft_log = DraftLog() if request.message.report_drafts else None
         self.is_waiting = False
         self.is_paused = False
         self.is_finished = False
