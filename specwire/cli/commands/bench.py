@@ -1,0 +1,147 @@
+"""`specwire bench`: load and acceptance."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specwire.cli.app import app, exit_on_error
+from specwire.config import DEFAULT_PORT
+
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a running coordinator.")
+app.add_typer(bench, name="bench")
+
+Address = Annotated[str, typer.Option(envvar="SPECWIRE_ADDRESS", help="The coordinator: host:port or unix:path.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the most likely token.")]
+TopP = Annotated[float, typer.Option(help="Probability mass that may be sampled from.")]
+TopK = Annotated[int, typer.Option(help="Number of most likely tokens that may be sampled; 0 = all.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn; request i samples with seed + i.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Answers have their full length.")]
+MaxDraftTokens = Annotated[int | None, typer.Option(help="Most drafts verified a step; 0 = no speculation. [default: the server's K]")]
+Chat = Annotated[bool, typer.Option("--chat", help="Ask the prompts as questions, in the model's chat template.")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds that a request may take. [default: no limit]")]
+Retries = Annotated[int, typer.Option(help="How often a request is sent again that was refused, or broke before its first token.")]
+ReadyTimeout = Annotated[float, typer.Option(help="Seconds to wait for the coordinator to serve.")]
+Output = Annotated[Path | None, typer.Option(help="File for the report as JSON.")]
+AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with status 0 in spite of failed requests.")]
+
+_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+
+
+@bench.command()
+def serve(
+    address: Address = _ADDRESS,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL file with `prompt` or `turns`. [default: made-up token ids]")] = None,
+    chat: Chat = False,
+    input_len: Annotated[int, typer.Option(help="Tokens of a made-up prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    length_distribution: Annotated[str, typer.Option(help="Of made-up prompts and their answers: fixed, uniform or lognormal.")] = "fixed",
+    length_spread: Annotated[float, typer.Option(help="uniform: mean x (1 - spread) to mean x (1 + spread); lognormal: sigma.")] = 0.5,
+    prefix_len: Annotated[int, typer.Option(help="Tokens that all made-up prompts begin with, on top of input-len.")] = 0,
+    num_prompts: Annotated[int | None, typer.Option(help="Requests that are measured. [default: the file's prompts, or 100]")] = None,
+    request_rate: Annotated[float, typer.Option(help="Requests a second, as a Poisson process; inf = all at once.")] = float("inf"),
+    burstiness: Annotated[float, typer.Option(help="Shape of the gamma-distributed gaps: 1 = Poisson, below 1 = bursts.")] = 1.0,
+    max_concurrency: Annotated[int | None, typer.Option(help="Most requests at once; without a rate a closed loop. [default: no limit]")] = None,
+    warmup: Annotated[int, typer.Option(help="Requests that are sent before and count nowhere.")] = 0,
+    seed: Seed = 0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    ignore_eos: IgnoreEos = False,
+    max_draft_tokens: MaxDraftTokens = None,
+    vocab_size: Annotated[int, typer.Option(help="Ids of made-up prompts end here; 0 = the served tokenizer's.")] = 0,
+    timeout: Timeout = None,
+    retries: Retries = 0,
+    ready_timeout: ReadyTimeout = 10.0,
+    percentiles: Annotated[str, typer.Option(help="Of all latencies, with commas between them.")] = "50,90,95,99",
+    goodput: Annotated[list[str] | None, typer.Option(help='Most milliseconds of a good request, such as "ttft:200 tpot:50 e2el:3000".')] = None,
+    output: Output = None,
+    save_detailed: Annotated[bool, typer.Option("--save-detailed", help="The report has the raw times of every request.")] = False,
+    allow_errors: AllowErrors = False,
+) -> None:
+    """Put load on a coordinator and measure latency, throughput and speculation. Ctrl-C ends it and shows what was measured so far."""
+    with exit_on_error(2):
+        from specwire.bench.serve import ServeOptions, run_serve
+        from specwire.bench.statistics import Objective, parse_percentiles
+        from specwire.bench.workload import Lengths
+        from specwire.sampling_params import SamplingParams
+
+        options = ServeOptions(
+            address=address,
+            prompts=prompts,
+            chat=chat,
+            lengths=Lengths(input_len, output_len, length_distribution, length_spread, prefix_len),
+            num_prompts=num_prompts,
+            request_rate=request_rate,
+            burstiness=burstiness,
+            max_concurrency=max_concurrency,
+            num_warmups=warmup,
+            seed=seed,
+            params=SamplingParams(
+                temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, ignore_eos=ignore_eos, max_draft_tokens=max_draft_tokens
+            ),
+            vocab_size=vocab_size,
+            timeout_s=timeout,
+            max_retries=retries,
+            ready_timeout_s=ready_timeout,
+            percentiles=parse_percentiles(percentiles),
+            objective=Objective.parse(goodput or []),
+            output=output,
+            save_detailed=save_detailed,
+            allow_errors=allow_errors,
+        )
+    with exit_on_error(1):
+        status = run_serve(options)
+    raise typer.Exit(status)
+
+
+@bench.command()
+def accept(
+    prompts: Annotated[Path, typer.Option(help="JSONL file with `prompt` or `turns`, and optionally `category` and `weight`.")],
+    address: Address = _ADDRESS,
+    chat: Chat = False,
+    categories: Annotated[str, typer.Option(help="Categories with commas between them. [default: all]")] = "",
+    weights: Annotated[str, typer.Option(help="How much each category counts, such as chat=3,coding=1. [default: by prompt]")] = "",
+    num_prompts: Annotated[int | None, typer.Option(help="Most prompts of each category. [default: all]")] = None,
+    output_len: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    max_concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 8,
+    seed: Seed = 0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    ignore_eos: IgnoreEos = False,
+    max_draft_tokens: MaxDraftTokens = None,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Answer everything again without drafts and compare the tokens.")] = False,
+    timeout: Timeout = None,
+    retries: Retries = 0,
+    ready_timeout: ReadyTimeout = 10.0,
+    output: Output = None,
+    allow_errors: Annotated[bool, typer.Option("--allow-errors", help="Exit with status 0 in spite of failed requests or differences.")] = False,
+) -> None:
+    """Measure how many drafts a coordinator accepts, by category and weight, and how well the drafter's scores predict it."""
+    with exit_on_error(2):
+        from specwire.bench.accept import AcceptOptions, parse_weights, run_accept
+        from specwire.sampling_params import SamplingParams
+
+        options = AcceptOptions(
+            address=address,
+            prompts=prompts,
+            chat=chat,
+            categories=tuple(filter(None, (name.strip() for name in categories.split(",")))),
+            weights=parse_weights(weights),
+            num_prompts=num_prompts,
+            max_tokens=output_len,
+            params=SamplingParams(
+                temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, ignore_eos=ignore_eos, max_draft_tokens=max_draft_tokens
+            ),
+            max_concurrency=max_concurrency,
+            timeout_s=timeout,
+            max_retries=retries,
+            ready_timeout_s=ready_timeout,
+            baseline=baseline,
+            output=output,
+            allow_errors=allow_errors,
+        )
+    with exit_on_error(1):
+        status = run_accept(options)
+    raise typer.Exit(status)
