@@ -16,6 +16,7 @@ from specwire.token_ids import check_token_ids
 from .counters import Counters, DegradedLog
 from .peers import VerifierPeer
 from .sequence import Sequence
+from .spans import open_spans
 from .telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_SETBACKS = 5
+_RETRY_AFTER_MS = 1000
+"""When to come back to a full queue: about what a few tens of tokens take."""
 _FIXED_BYTES = 512
 """Scalars and frames of an Open."""
 _SUSPECT_SETBACKS = 2
@@ -54,7 +57,7 @@ class Admission:
         self.lanes: list[Lane] = []
         self.counters = Counters()
         self.log = DegradedLog(logger)
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(open_spans(config, self.counters))
         self.num_waiting = 0
         self._give_up = give_up
         self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
@@ -69,7 +72,10 @@ class Admission:
         """Raise ResourceExhaustedError if the queue is full."""
         limit = self.config.max_queue
         if self.num_waiting >= limit:
-            raise ResourceExhaustedError(f"{self.num_waiting} sequences wait already, and max_queue is {limit}; try again later or raise max_queue")
+            raise ResourceExhaustedError(
+                f"{self.num_waiting} sequences wait already, and max_queue is {limit}; try again later or raise max_queue",
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
 
     def push(self, sequence: Sequence) -> None:
         assert not sequence.is_waiting, "a sequence waits once"
@@ -87,6 +93,7 @@ class Admission:
             if sequence.num_setbacks > _MAX_SETBACKS:
                 self._give_up(sequence, setback)
                 return
+        self.telemetry.requeued(sequence, setback)
         self.push(sequence)
 
     def discard(self, sequence: Sequence) -> None:

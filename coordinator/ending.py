@@ -64,7 +64,7 @@ def progress_of(request: Request) -> str:
 
 
 def error_status(error: SpecwireError) -> ErrorStatus:
-    return ErrorStatus(status_code(error).value[0], str(error))
+    return ErrorStatus(status_code(error).value[0], str(error), error.retry_after_ms)
 
 
 def _leave(admission: "Admission", sequence: Sequence) -> None:

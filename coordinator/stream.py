@@ -12,7 +12,7 @@ from functools import partial
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
 from specwire.pending import RequestSink
-from specwire.rpc import error_from_code, status_code
+from specwire.rpc import error_from_status, status_code
 
 from .engine import Engine, RequestHandle
 from .outbox import Outbox, SessionSink
@@ -48,7 +48,7 @@ class RequestStream:
             if choices:
                 yield choices
         if self._sink.error is not None:
-            raise error_from_code(self._sink.error.code, self._sink.error.message)
+            raise error_from_status(self._sink.error)
 
 
 class SessionStream:
@@ -220,4 +220,4 @@ class BatchStream:
 
 
 def _error_status(error: SpecwireError) -> ErrorStatus:
-    return ErrorStatus(status_code(error).value[0], str(error))
+    return ErrorStatus(status_code(error).value[0], str(error), error.retry_after_ms)

@@ -2,7 +2,16 @@
 
 
 class SpecwireError(Exception):
-    """Base of every error that Specwire raises on purpose."""
+    """Base of every error that Specwire raises on purpose.
+
+    Args:
+        message: the value, the limit and the remedy.
+        retry_after_ms: when the same request may succeed, if the error is about the moment and not about the request.
+    """
+
+    def __init__(self, message: str = "", *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class InvalidArgumentError(SpecwireError, ValueError):
@@ -15,6 +24,10 @@ class FailedPreconditionError(SpecwireError):
 
 class ResourceExhaustedError(SpecwireError):
     """A queue, a message size or a memory bound is reached (RESOURCE_EXHAUSTED)."""
+
+
+class UnauthenticatedError(SpecwireError):
+    """The caller's API key is missing, unknown or expired (UNAUTHENTICATED)."""
 
 
 class UnavailableError(SpecwireError):

@@ -14,7 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specwire import errors
-from specwire.messages import ServiceDescription
+from specwire.channel import MarkedChannel, Metadata
+from specwire.messages import ErrorStatus, ServiceDescription
+from specwire.tls import ServerCertificates, ServerTls, TlsOptions, channel_credentials
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify
 
@@ -22,11 +24,18 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 _DESCRIBE_TIMEOUT_S = 10.0
-_KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000), ("grpc.http2.max_pings_without_data", 0))
+_RETRY_AFTER = "retry-after-ms"
+_KEEPALIVE_MS = 20_000, 10_000
+"""Silence until a ping is sent, and until the connection is given up: a host that vanished closes no socket."""
+_PEER_KEEPALIVE_MS = 4_000, 4_000
+"""The same from the coordinator to its verifiers and drafters: a lost replica must be noticed within 10 s."""
+HOLDER_KEEPALIVE_MS = 2_000, 2_500
+"""The same from a verifier to the coordinator that holds it: 5 s after that is gone, another one may come."""
 _CODES = {
     errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -38,11 +47,11 @@ _ERRORS = {code: error for error, code in _CODES.items()}
 _ERRORS_BY_NUMBER = {code.value[0]: error for code, error in _ERRORS.items()}
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def channel_options(max_message_bytes: int, keepalive_ms: tuple[int, int] = _KEEPALIVE_MS) -> list[tuple[str, int]]:
     """Options of a channel whose messages may have max_message_bytes either way; reconnects wait at most a second."""
     return [
         *_message_limits(max_message_bytes),
-        *_KEEPALIVE,
+        *_keepalive(keepalive_ms),
         ("grpc.initial_reconnect_backoff_ms", 100),
         # In spite of its name this is how long one attempt may take: a busy peer's loop can need more than the backoff.
         ("grpc.min_reconnect_backoff_ms", 2_000),
@@ -52,20 +61,48 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def server_options(max_message_bytes: int, keepalive_ms: tuple[int, int] = _KEEPALIVE_MS) -> list[tuple[str, int]]:
     """Options of a server whose messages may have max_message_bytes either way; it takes the keepalive pings of channels that idle."""
     return [
         *_message_limits(max_message_bytes),
-        *_KEEPALIVE,
+        *_keepalive(keepalive_ms),
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
 
 
-def open_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """An insecure asyncio channel to `host:port` or `unix:path`."""
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+def open_channel(
+    address: str,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    server_name: str = "",
+    *,
+    is_peer: bool = False,
+    tls: TlsOptions | None = None,
+    metadata: Metadata = (),
+) -> grpc.aio.Channel:
+    """An asyncio channel to `host:port` or `unix:path`.
+
+    Args:
+        server_name: the host name that stands for the address, if it was looked up already; what a certificate must name, then.
+        is_peer: a verifier or drafter, whose loss must be noticed soon.
+        tls: None = without; Unix sockets never have it, since the rights of the file decide who may use them. The files are read now: a
+            channel does not notice that they change (specwire.channel.ChannelSource).
+        metadata: of every call.
+
+    Raises:
+        InvalidArgumentError: a file of tls can't be used.
+    """
+    options: list[tuple[str, int | str]] = [*channel_options(max_message_bytes, _PEER_KEEPALIVE_MS if is_peer else _KEEPALIVE_MS)]
+    if server_name:
+        options.append(("grpc.default_authority", server_name))
+    if tls is None or address.startswith("unix:"):
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        if tls.server_name:
+            options.append(("grpc.ssl_target_name_override", tls.server_name))
+        channel = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+    return MarkedChannel(channel, metadata) if metadata else channel
 
 
 def status_code(error: BaseException) -> grpc.StatusCode:
@@ -76,12 +113,14 @@ def status_code(error: BaseException) -> grpc.StatusCode:
 def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> errors.SpecwireError:
     """The Specwire error that a status stands for, with the server's message."""
     kind = _ERRORS.get(error.code(), errors.InternalError)
-    return kind(error.details() or error.code().name)
+    metadata: Any = error.trailing_metadata() or ()
+    numbers = [int(value) for key, value in metadata if key == _RETRY_AFTER and str(value).isdecimal()]
+    return kind(error.details() or error.code().name, retry_after_ms=numbers[0] if numbers else None)
 
 
-def error_from_code(code: int, message: str) -> errors.SpecwireError:
-    """The Specwire error of a google.rpc.Code number."""
-    return _ERRORS_BY_NUMBER.get(code, errors.InternalError)(message)
+def error_from_status(status: ErrorStatus) -> errors.SpecwireError:
+    """The Specwire error that a failed request of a stream stands for."""
+    return _ERRORS_BY_NUMBER.get(status.code, errors.InternalError)(status.message, retry_after_ms=status.retry_after_ms)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -110,9 +149,11 @@ class Server:
         service_names: full names of the registered services.
         register: adds the servicers to the server.
         max_message_bytes: bound of one message either way.
+        keepalive_ms: how long a client may be silent until it is pinged, and then until its connection is given up.
 
     Raises:
         UnavailableError: from `start`, when an address can't be bound; it names the address.
+        InvalidArgumentError: from `start`, when a file of tls can't be used.
     """
 
     def __init__(
@@ -121,10 +162,13 @@ class Server:
         service_names: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        keepalive_ms: tuple[int, int] = _KEEPALIVE_MS,
+        tls: ServerTls | None = None,
     ) -> None:
+        self.certificates = None if tls is None else ServerCertificates(tls)
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],
-            options=server_options(max_message_bytes),
+            options=server_options(max_message_bytes, keepalive_ms),
         )
         self._addresses = tuple(addresses)
         self._service_names = tuple(service_names)
@@ -136,11 +180,15 @@ class Server:
 
     async def start(self) -> None:
         """Bind and serve, NOT_SERVING until `set_serving(True)`."""
+        credentials = None if self.certificates is None else self.certificates.credentials()
         bound = []
         for address in self._addresses:
             try:
                 _check_free(address)
-                port = self._server.add_insecure_port(address)
+                if credentials is None or address.startswith("unix:"):
+                    port = self._server.add_insecure_port(address)
+                else:
+                    port = self._server.add_secure_port(address, credentials)
             except (OSError, RuntimeError) as error:
                 raise errors.UnavailableError(f"cannot listen on {address} ({error}); stop what uses it, or choose another address") from error
             bound.append(address if address.startswith("unix:") else f"{address.rsplit(':', 1)[0]}:{port}")
@@ -228,6 +276,11 @@ def _check_free(address: str) -> None:
         probe.listen()
 
 
+def _keepalive(keepalive_ms: tuple[int, int]) -> list[tuple[str, int]]:
+    time_ms, timeout_ms = keepalive_ms
+    return [("grpc.keepalive_time_ms", time_ms), ("grpc.keepalive_timeout_ms", timeout_ms), ("grpc.http2.max_pings_without_data", 0)]
+
+
 def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", max_message_bytes)]
 
@@ -259,6 +312,7 @@ async def _abort(error: Exception, context: grpc.aio.ServicerContext, method: st
     if isinstance(error, DecodeError):
         error = errors.InvalidArgumentError(f"a message could not be read ({error}); send one that is encoded as the service's .proto files say")
     if isinstance(error, errors.SpecwireError):
-        await context.abort(status_code(error), str(error))
+        metadata = () if error.retry_after_ms is None else ((_RETRY_AFTER, str(error.retry_after_ms)),)
+        await context.abort(status_code(error), str(error), metadata)
     logger.error("unexpected error in %s", method, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; the service's log has the details")

@@ -11,7 +11,7 @@ from specwire.bench.workload import Prompt
 from specwire.client import AsyncClient
 from specwire.errors import ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, GenerateRequest
-from specwire.rpc import error_from_code
+from specwire.rpc import error_from_status
 from specwire.sampling_params import SamplingParams
 
 _FIRST_PAUSE_S = 0.1
@@ -65,7 +65,7 @@ async def _stream(client: AsyncClient, request: GenerateRequest) -> AsyncGenerat
                 if delta.error is None:
                     yield delta
                     continue
-                error: SpecwireError = error_from_code(delta.error.code, delta.error.message)
+                error: SpecwireError = error_from_status(delta.error)
                 # What came with the failure counts; its finish reason does not.
                 yield ChoiceDelta(delta.index, delta.token_ids, delta.token_origins, usage=delta.usage, spec_stats=delta.spec_stats)
                 raise error

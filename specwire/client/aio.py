@@ -3,20 +3,23 @@
 import asyncio
 import functools
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from specwire.client.arguments import check_prompt, make_params
+from specwire.client.arguments import check_concurrency, make_params, params_of_batch
+from specwire.client.batch import AsyncBatch
+from specwire.client.connection import Connection
+from specwire.client.generation import Deadline, Generation, Retries
+from specwire.client.prompts import Chat, CheckedPrompt, Prompt, check_prompt, encode_prompt
 from specwire.client.results import GenerationResult
-from specwire.client.rpc import fetch_tokenizer
-from specwire.client.session import Session
-from specwire.client.stream import AsyncTokenStream, Deadline, Generation, read_result
+from specwire.client.rpc import fetch_status
+from specwire.client.session import LiveRequest
+from specwire.client.stream import AsyncTokenStream, read_result
 from specwire.config import DEFAULT_PORT
-from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
-from specwire.messages import GenerateRequest, TokenizerSpec
-from specwire.rpc import open_channel, wait_serving
+from specwire.errors import DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError, UnsupportedError
+from specwire.messages import CoordinatorStatus, GenerateRequest
+from specwire.rpc import wait_serving
 from specwire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,82 +28,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-
-
-class _Connection:
-    """What belongs to one event loop of one process: the channel, the session on it and the served tokenizer."""
-
-    def __init__(self, address: str, max_message_bytes: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
-        self._address = address
-        self.channel = open_channel(address, max_message_bytes)
-        self.session = Session(self.channel, address, max_message_bytes)
-        self._fetching = asyncio.Lock()
-        self._tokenizer: tuple[int, Tokenizer | None] | None = None
-        self._closed = False
-
-    async def tokenizer(self) -> "Tokenizer | None":
-        """Fetched once for as long as the session holds: another coordinator may answer after it broke.
-
-        Raises:
-            UnavailableError: it can't be fetched, or the connection was closed meanwhile.
-        """
-        async with self._fetching:
-            self._check_open()
-            if self._tokenizer is None or self._tokenizer[0] != self.session.num_breaks:
-                num_breaks = self.session.num_breaks
-                try:
-                    spec = await fetch_tokenizer(self.channel)
-                except UnavailableError as error:
-                    raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); is it running there?") from None
-                except asyncio.CancelledError:
-                    # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
-                    self._check_open()
-                    raise
-                # Reading a large vocabulary takes a good part of a second.
-                self._tokenizer = num_breaks, None if spec is None else await asyncio.to_thread(_load_tokenizer, spec)
-            self._check_open()
-            return self._tokenizer[1]
-
-    async def close(self) -> None:
-        self._closed = True
-        await self.session.close()
-        await self.channel.close()
-
-    def _check_open(self) -> None:
-        task = asyncio.current_task()
-        if self._closed and not (task and task.cancelling()):
-            raise UnavailableError(f"the connection to the coordinator at {self._address} is gone: the client was closed")
+DEFAULT_CONCURRENCY = 256
+"""Prompts of a batch on the way at once: more than most verifiers run, and a quarter of the coordinator's default queue."""
 
 
 class AsyncClient:
     """A client of one coordinator; belongs to the event loop that first uses it. All its requests share one stream.
 
+    A request is sent again, up to `max_retries` times and inside its timeout, if the coordinator was not there (or said when to come
+    back) before the first token; one that has given a token never is.
+
     Args:
         address: `host:port` or `unix:path`.
         max_message_mb: largest message either way in MiB; at most the coordinator's own limit.
+        max_retries: most further attempts of a request; 0 = none.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64) -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64, max_retries: int = 2) -> None:
         self._address = address
         self._max_message_bytes = max_message_mb << 20
-        self._connection: _Connection | None = None
+        self._retries = Retries(max_retries)
+        self._connection: Connection | None = None
         self._closed = False
 
+    @property
+    def num_retries(self) -> int:
+        """Attempts so far that followed another one of the same request."""
+        return self._retries.num_retries
+
     async def generate(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        request_id: str = "",
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
     ) -> GenerationResult:
         """Generates and returns everything at the end; cancelling the task ends the generation.
 
         Args:
-            prompt: text, or token ids.
+            prompt: text, token ids, or a Chat.
             params: sampling parameters; the defaults of SamplingParams if left out.
             timeout: seconds for everything, waiting in the coordinator's queue included.
             request_id: a label for logs and traces.
@@ -111,20 +73,15 @@ class AsyncClient:
             DeadlineExceededError: the timeout passed.
             ResourceExhaustedError: the coordinator's queue is full, or the request is too large.
             UnavailableError: there is no coordinator, or it went away.
-            UnsupportedError: the prompt is text, but no tokenizer is served.
+            UnsupportedError: the prompt is not token ids, but no tokenizer is served.
+            FailedPreconditionError: the client is closed or used elsewhere than it belongs; or there is no chat template for a Chat.
         """
         params, prompt, deadline = make_params(params, sampling), check_prompt(prompt), Deadline(timeout)
         async with deadline.limit():
             return await read_result(await self._begin(prompt, params, request_id, deadline, whole=True))
 
     def stream(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        request_id: str = "",
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
     ) -> AsyncTokenStream:
         """Generates and returns an asynchronous iterator over what comes; arguments and errors as in `generate`.
 
@@ -133,12 +90,100 @@ class AsyncClient:
         params, prompt, deadline = make_params(params, sampling), check_prompt(prompt), Deadline(timeout)
         return AsyncTokenStream(functools.partial(self._begin, prompt, params, request_id, deadline, whole=False), deadline)
 
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        request_id: str = "",
+        **sampling: Any,
+    ) -> GenerationResult:
+        """Answers a conversation: `generate` with a Chat of these messages; arguments as in Chat and `generate`."""
+        prompt = Chat(messages, tools, add_generation_prompt, chat_template_kwargs)
+        return await self.generate(prompt, params, timeout=timeout, request_id=request_id, **sampling)
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        request_id: str = "",
+        **sampling: Any,
+    ) -> AsyncTokenStream:
+        """Answers a conversation: `stream` with a Chat of these messages; arguments as in Chat and `generate`."""
+        prompt = Chat(messages, tools, add_generation_prompt, chat_template_kwargs)
+        return self.stream(prompt, params, timeout=timeout, request_id=request_id, **sampling)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        max_concurrency: int = DEFAULT_CONCURRENCY,
+        **sampling: Any,
+    ) -> AsyncBatch:
+        """Generates for many prompts and returns an asynchronous iterator over (index, result or SpecwireError) as they end.
+
+        A prompt that fails gives its error, and the others go on. A full queue makes the batch wait for its own requests, not fail.
+
+        Args:
+            prompts: text, token ids or Chats, in any mixture.
+            params: sampling parameters for all, or a list with those of each prompt.
+            timeout: seconds for each prompt, from when it is sent; the time that it waits in the batch is not counted.
+            request_id: a label; each prompt gets it with its index, as "label-17".
+            max_concurrency: most prompts on the way at once.
+            **sampling: single sampling parameters by name, over `params`.
+
+        Raises:
+            InvalidArgumentError: a wrong parameter, or a list of params of another length than the prompts.
+        """
+        prompts = list(prompts)
+        Deadline(timeout)  # says now what is wrong with it
+        runs = [
+            functools.partial(self._run, prompt, each, timeout, f"{request_id}-{index}" if request_id else "")
+            for index, (prompt, each) in enumerate(zip(prompts, params_of_batch(params, sampling, len(prompts)), strict=True))
+        ]
+        return AsyncBatch(runs, self._connect, check_concurrency(max_concurrency))
+
+    async def start(self, request: GenerateRequest) -> LiveRequest:
+        """Sends a request as it is, for tools that count tokens and must not take the time to make text of them. Cancel what is returned when
+        you stop reading it.
+
+        Raises:
+            ResourceExhaustedError: the request is larger than a message may be.
+        """
+        return self._connect().session.start(request, whole=False)
+
     async def get_tokenizer(self) -> "Tokenizer":
         """The served tokenizer, fetched once. Raises UnsupportedError if there is none."""
         tokenizer = await self._connect().tokenizer()
         if tokenizer is None:
             raise UnsupportedError(f"the coordinator at {self._address} serves no tokenizer; send token ids instead of text")
         return tokenizer
+
+    async def get_status(self, timeout: float = 10.0) -> CoordinatorStatus:
+        """What the coordinator, its verifiers and its drafters do now.
+
+        Raises:
+            UnavailableError: there is no coordinator.
+            DeadlineExceededError: it did not answer within `timeout` seconds.
+        """
+        try:
+            return await fetch_status(self._connect().channel, timeout)
+        except UnavailableError as error:
+            raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); is it running there?") from None
+        except DeadlineExceededError:
+            raise DeadlineExceededError(f"the coordinator at {self._address} did not answer within {timeout:g} s; it may hang") from None
 
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
@@ -157,7 +202,7 @@ class AsyncClient:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if connection.pid != os.getpid() or connection.loop is not asyncio.get_running_loop():
+        if not connection.home.is_here:
             logger.warning("a client of %s is closed outside of its event loop: its connection is dropped", self._address)
             return
         await connection.close()
@@ -168,31 +213,48 @@ class AsyncClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> Connection:
         if self._closed:
             raise FailedPreconditionError("the client is closed; make a new one")
         if self._connection is None:
-            self._connection = _Connection(self._address, self._max_message_bytes)
-        if self._connection.pid != os.getpid():
-            raise FailedPreconditionError("the client was used before a fork; make a new one in this process")
-        if self._connection.loop is not asyncio.get_running_loop():
-            raise FailedPreconditionError("the client belongs to another event loop; make one client per loop")
+            self._connection = Connection(self._address, self._max_message_bytes)
+        self._connection.home.check()
         return self._connection
 
-    async def _begin(self, prompt: str | list[int], params: SamplingParams, request_id: str, deadline: Deadline, *, whole: bool) -> Generation:
-        connection = self._connect()
+    async def _run(self, prompt: Prompt, params: SamplingParams, timeout: float | None, request_id: str) -> GenerationResult:
+        """One of a batch, which itself waits for room in the coordinator's queue."""
+        deadline = Deadline(timeout)
+        async with deadline.limit():
+            checked = check_prompt(prompt)
+            return await read_result(await self._begin(checked, params, request_id, deadline, whole=True, waits_for_room=False))
+
+    async def _begin(
+        self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, *, whole: bool, waits_for_room: bool = True
+    ) -> Generation:
+        """Starts a generation and waits for what it gives first; starts it again after an error that passes."""
+        num_failures = 0
+        while True:
+            connection = self._connect()
+            try:
+                return await self._start(connection, prompt, params, request_id, deadline, whole=whole)
+            except SpecwireError as error:
+                num_failures += 1
+                pause_s = self._retries.pause_s(error, num_failures, deadline, waits_for_room=waits_for_room)
+                if pause_s is None or self._closed:
+                    raise
+                logger.debug("attempt %d at %s failed and is repeated in %.2f s: %s", num_failures, self._address, pause_s, error)
+            await connection.pause(pause_s)
+            self._retries.num_retries += 1
+
+    async def _start(
+        self, connection: Connection, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, *, whole: bool
+    ) -> Generation:
         tokenizer = await connection.tokenizer()
-        if not isinstance(prompt, str):
-            prompt_token_ids = prompt
-        elif tokenizer is not None:
-            prompt_token_ids = tokenizer.encode(prompt)
-        else:
-            raise UnsupportedError(f"the prompt is text, but the coordinator at {self._address} serves no tokenizer; send token ids")
+        prompt_token_ids = encode_prompt(prompt, tokenizer, self._address)
         request = GenerateRequest(prompt_token_ids, params, request_id, timeout_ms=deadline.remaining_ms)
-        return Generation(prompt_token_ids, params, connection.session.start(request, whole=whole), tokenizer)
-
-
-def _load_tokenizer(spec: TokenizerSpec) -> "Tokenizer":
-    from specwire.tokenizer import Tokenizer  # loads libraries that a client of token ids never needs
-
-    return Tokenizer(spec)
+        live = connection.session.start(request, whole=whole)
+        try:
+            return Generation(prompt_token_ids, params, live, tokenizer, await live.read())
+        except BaseException:
+            live.cancel()
+            raise

@@ -1,9 +1,7 @@
-"""What callers pass, checked before anything is sent: sampling parameters by name, prompts as text or token ids."""
+"""What callers pass, checked before anything is sent: sampling parameters by name, one set or many."""
 
 import dataclasses
 import difflib
-import operator
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +9,6 @@ from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
 _NAMES = tuple(field.name for field in dataclasses.fields(SamplingParams))
-_MAX_TOKEN_ID = 2**31 - 1
 
 
 def make_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
@@ -31,33 +28,24 @@ def make_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> Sa
     return SamplingParams(**values) if params is None else params.replace(**values)
 
 
-def check_prompt(prompt: str | Sequence[int]) -> str | list[int]:
-    """The prompt as text or as a list of ints; numpy's and torch's integers do. Whether the model has the ids is for the server to say.
+def params_of_batch(params: SamplingParams | Sequence[SamplingParams] | None, changes: Mapping[str, Any], num_prompts: int) -> list[SamplingParams]:
+    """The parameters of each prompt of a batch, with changes by name.
 
     Raises:
-        InvalidArgumentError: text that is not valid UTF-8, or something that is no token id; it names the position.
+        InvalidArgumentError: as `make_params`; or there is a list of another length than the prompts.
     """
-    if not isinstance(prompt, str):
-        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
-            raise InvalidArgumentError(f"the prompt is {reprlib.repr(prompt)}; send text or a list of integer token ids")
-        return [_token_id(position, value) for position, value in enumerate(prompt)]
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(
-            f"the prompt is not valid UTF-8: character {error.start} is {prompt[error.start]!r}; remove it or decode the text with errors='replace'"
-        ) from None
-    return prompt
+    if params is None or isinstance(params, SamplingParams) or not isinstance(params, Sequence):
+        return [make_params(params, changes)] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidArgumentError(f"params lists {len(params)} SamplingParams for {num_prompts} prompts; give one for each prompt, or one for all")
+    return [make_params(each, changes) for each in params]
 
 
-def _token_id(position: int, value: Any) -> int:
-    try:
-        token_id = operator.index(value)
-    except TypeError:
-        raise InvalidArgumentError(f"the prompt holds {value!r} at position {position}; send text or a list of integer token ids") from None
-    if not -_MAX_TOKEN_ID <= token_id <= _MAX_TOKEN_ID:
-        raise InvalidArgumentError(f"the prompt holds {token_id} at position {position}, but token ids end at {_MAX_TOKEN_ID}; send valid ids")
-    return token_id
+def check_concurrency(max_concurrency: int) -> int:
+    """The number itself. Raises InvalidArgumentError if it is no positive integer."""
+    if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
+        raise InvalidArgumentError(f"max_concurrency is {max_concurrency!r}, but must be an integer of at least 1; 256 is the default")
+    return max_concurrency
 
 
 def _plain(name: str, value: Any) -> Any:

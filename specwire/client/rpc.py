@@ -6,11 +6,12 @@ from typing import Any
 import grpc
 
 from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
-from specwire.messages import SessionStart, SessionUpdate, TokenizerSpec
+from specwire.messages import CoordinatorStatus, SessionStart, SessionUpdate, TokenizerSpec
 from specwire.rpc import error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
+from specwire.wire.status import unpack_status
 
 PackedStart = pb.SessionStart
 _NO_SUCH_METHOD = "Method not found!"
@@ -35,6 +36,17 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
             return None
         raise failure from None
     return generate.unpack_tokenizer(response)
+
+
+async def fetch_status(channel: grpc.aio.Channel, timeout_s: float) -> CoordinatorStatus:
+    """The coordinator's state. Raises the call's error as a SpecwireError, UnavailableError for another service."""
+    try:
+        response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise UnavailableError("what answers there is no coordinator, or an older one that does not know GetStatus") from None
+        raise error_from_rpc(error) from None
+    return unpack_status(response)
 
 
 class SessionCall:

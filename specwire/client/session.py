@@ -10,7 +10,7 @@ from specwire.client.rpc import PackedStart, SessionCall, pack_start
 from specwire.errors import InternalError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionStart, SessionUpdate
 from specwire.pending import RequestSink
-from specwire.rpc import error_from_code
+from specwire.rpc import error_from_status
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class LiveRequest:
             if deltas:
                 return deltas
             if self.inbox.error is not None:
-                raise error_from_code(self.inbox.error.code, self.inbox.error.message)
+                raise error_from_status(self.inbox.error)
             if self.inbox.ended:
                 return []
 

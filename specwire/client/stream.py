@@ -1,64 +1,21 @@
 """One generation as its user sees it: events with text as they come, or everything at the end."""
 
-import asyncio
-import contextlib
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from specwire.client.generation import Deadline, Generation
+from specwire.client.home import Home
 from specwire.client.results import Choice, GenerationResult, StreamEvent
-from specwire.client.session import LiveRequest
-from specwire.errors import DeadlineExceededError, InternalError, InvalidArgumentError, SpecwireError
+from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
 from specwire.messages import ChoiceDelta, FinishReason, SpecStats, TokenOrigin, Usage
-from specwire.rpc import error_from_code
-from specwire.sampling_params import SamplingParams
+from specwire.rpc import error_from_status
 
 if TYPE_CHECKING:
-    from specwire.tokenizer import IncrementalDecoder, Tokenizer
+    from specwire.tokenizer import IncrementalDecoder
 
 _ORIGINS = {origin.value: origin for origin in TokenOrigin}
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A started generation and what its results are made with."""
-
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    live: LiveRequest
-    tokenizer: "Tokenizer | None"
-
-
-class Deadline:
-    """A number of seconds from now, or none. Raises InvalidArgumentError for a number that is not positive."""
-
-    def __init__(self, timeout: float | None) -> None:
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise InvalidArgumentError(f"timeout is {timeout}, but must be a positive number of seconds; None waits without limit")
-        self._timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
-
-    @property
-    def remaining_ms(self) -> int | None:
-        """What is left of it, at least 1."""
-        return None if self._end is None else max(1, round(1000 * (self._end - time.monotonic())))
-
-    @contextlib.asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
-        """Raises DeadlineExceededError in its body when the deadline passes."""
-        if self._end is None:
-            yield
-            return
-        try:
-            async with asyncio.timeout(self._end - time.monotonic()):
-                yield
-        except SpecwireError:
-            raise
-        except TimeoutError:
-            raise DeadlineExceededError(f"the generation did not end within {self._timeout:g} s; raise timeout or lower max_tokens") from None
 
 
 class AsyncTokenStream:
@@ -71,7 +28,8 @@ class AsyncTokenStream:
         self._begin = begin
         self._deadline = deadline
         self._generation: Generation | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home: Home | None = None
+        self._is_reading = False
         self._closed = False
         self._events: deque[StreamEvent] = deque()
         self._decoders: dict[int, IncrementalDecoder] = {}
@@ -85,42 +43,54 @@ class AsyncTokenStream:
 
         Raises:
             SpecwireError: the generation failed; with n > 1 only if all of its choices did.
+            FailedPreconditionError: it is read in another event loop or process than before, or by two tasks at once.
         """
         if self._closed:
             raise StopAsyncIteration
+        if self._home is None:
+            self._home = Home("the stream")
+        self._home.check()
+        if self._is_reading:
+            raise FailedPreconditionError("another task reads this stream; read it from one, or make one stream for each")
+        self._is_reading = True
         try:
             if not self._events:
                 async with self._deadline.limit():
                     await self._read()
             return self._events.popleft()
         except BaseException:
-            await self.aclose()
+            self._leave()
             raise
+        finally:
+            self._is_reading = False
 
     async def aclose(self) -> None:
         """Ends the generation, if it still runs; may be called again."""
-        self._closed = True
-        if self._generation is not None:
-            self._generation.live.cancel()
+        self._leave()
 
     async def __aenter__(self) -> "AsyncTokenStream":
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self.aclose()
+        self._leave()
 
     def __del__(self) -> None:
         # What `break` leaves behind: collected by whatever thread dropped it last.
-        if not self._closed and self._generation is not None and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # its loop has gone, and the connection with it
-                self._loop.call_soon_threadsafe(self._generation.live.cancel)
+        if not self._closed and self._generation is not None and self._home is not None:
+            self._home.call_soon(self._generation.live.cancel)
+
+    def _leave(self) -> None:
+        if not self._closed and self._generation is not None and self._home is not None:
+            self._home.call(self._generation.live.cancel)
+        self._closed = True
 
     async def _read(self) -> None:
         """Adds at least one event, or raises StopAsyncIteration at the end."""
         if self._generation is None:
-            self._loop = asyncio.get_running_loop()
             self._generation = await self._begin()
-        deltas = await self._generation.live.read()
+            deltas = self._generation.first
+        else:
+            deltas = await self._generation.live.read()
         if not deltas:
             if len(self._errors) == self._generation.params.n:
                 raise self._errors[0]
@@ -168,11 +138,10 @@ async def read_result(generation: Generation) -> GenerationResult:
         SpecwireError: it failed; with n > 1 only if all choices did.
     """
     try:
-        deltas = await generation.live.read()
         await generation.live.read()  # raises if the request failed after some of its choices
     finally:
         generation.live.cancel()
-    choices = [_choice(delta, generation) for delta in sorted(deltas, key=lambda delta: delta.index)]
+    choices = [_choice(delta, generation) for delta in sorted(generation.first, key=lambda delta: delta.index)]
     failures = [choice.error for choice in choices if choice.error is not None]
     if len(failures) == generation.params.n:
         raise failures[0]
@@ -214,4 +183,4 @@ def _origins(delta: ChoiceDelta) -> tuple[TokenOrigin, ...]:
 
 
 def _error(delta: ChoiceDelta) -> SpecwireError | None:
-    return None if delta.error is None else error_from_code(delta.error.code, delta.error.message)
+    return None if delta.error is None else error_from_status(delta.error)

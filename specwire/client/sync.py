@@ -5,20 +5,24 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from specwire.client.aio import DEFAULT_ADDRESS, AsyncClient
+from specwire.client.aio import DEFAULT_ADDRESS, DEFAULT_CONCURRENCY, AsyncClient
+from specwire.client.batch import Outcome
+from specwire.client.prompts import Chat, Prompt
 from specwire.client.results import GenerationResult, StreamEvent
-from specwire.client.stream import AsyncTokenStream
 from specwire.errors import FailedPreconditionError, UnavailableError
+from specwire.messages import CoordinatorStatus
 from specwire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
+Read = TypeVar("Read", covariant=True)
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -29,41 +33,84 @@ class Client:
     Close it, or use it in `with`; one that is forgotten closes itself when it is collected or the program ends.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64) -> None:
-        self._client = AsyncClient(address, max_message_mb=max_message_mb)
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64, max_retries: int = 2) -> None:
+        self._client = AsyncClient(address, max_message_mb=max_message_mb, max_retries=max_retries)
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="specwire-client", daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _shut_down, self._client, self._loop, self._thread, self._pid)
 
+    @property
+    def num_retries(self) -> int:
+        """Attempts so far that followed another one of the same request."""
+        return self._client.num_retries
+
     def generate(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        request_id: str = "",
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
     ) -> GenerationResult:
         """Generates and returns everything at the end; arguments and errors as in AsyncClient.generate."""
         return self._call(self._client.generate(prompt, params, timeout=timeout, request_id=request_id, **sampling))
 
     def stream(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        request_id: str = "",
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
     ) -> "TokenStream":
         """Generates and returns an iterator over what comes; arguments and errors as in AsyncClient.generate."""
         return TokenStream(self, self._client.stream(prompt, params, timeout=timeout, request_id=request_id, **sampling))
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        request_id: str = "",
+        **sampling: Any,
+    ) -> GenerationResult:
+        """Answers a conversation: `generate` with a Chat of these messages; arguments as in Chat and AsyncClient.generate."""
+        prompt = Chat(messages, tools, add_generation_prompt, chat_template_kwargs)
+        return self.generate(prompt, params, timeout=timeout, request_id=request_id, **sampling)
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        request_id: str = "",
+        **sampling: Any,
+    ) -> "TokenStream":
+        """Answers a conversation: `stream` with a Chat of these messages; arguments as in Chat and AsyncClient.generate."""
+        prompt = Chat(messages, tools, add_generation_prompt, chat_template_kwargs)
+        return self.stream(prompt, params, timeout=timeout, request_id=request_id, **sampling)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        max_concurrency: int = DEFAULT_CONCURRENCY,
+        **sampling: Any,
+    ) -> "Batch":
+        """Generates for many prompts and returns an iterator over (index, result or SpecwireError) as they end; as AsyncClient.generate_batch."""
+        batch = self._client.generate_batch(prompts, params, timeout=timeout, request_id=request_id, max_concurrency=max_concurrency, **sampling)
+        return Batch(self, batch)
+
     def get_tokenizer(self) -> "Tokenizer":
         """The served tokenizer, fetched once. Raises UnsupportedError if there is none."""
         return self._call(self._client.get_tokenizer())
+
+    def get_status(self, timeout: float = 10.0) -> CoordinatorStatus:
+        """What the coordinator, its verifiers and its drafters do now; errors as in AsyncClient.get_status."""
+        return self._call(self._client.get_status(timeout))
 
     def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
@@ -98,44 +145,68 @@ class Client:
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise FailedPreconditionError("the client was made before a fork, and its thread exists only there; make a new one in this process")
+        if threading.current_thread() is self._thread:
+            raise FailedPreconditionError("the client was called by a finalizer on its own thread, which would wait for itself; use another client")
         if not self._finalizer.alive or not self._thread.is_alive():
             raise FailedPreconditionError("the client is closed; make a new one")
 
 
-class TokenStream:
-    """An iterator over a generation's events, sent off by the first read. A reader that falls behind gets longer events.
+class _Source(Protocol[Read]):
+    """What AsyncTokenStream and AsyncBatch have in common."""
 
-    Leaving it early in any way (break, an exception, `close`, `with`) ends the generation.
-    """
+    async def __anext__(self) -> Read: ...
 
-    def __init__(self, client: Client, stream: AsyncTokenStream) -> None:
+    async def aclose(self) -> None: ...
+
+
+class _Reader(Generic[Item]):
+    """Reads an asynchronous iterator of a client from any thread."""
+
+    def __init__(self, client: Client, source: _Source[Item]) -> None:
         self._client = client
-        self._stream = stream
+        self._source = source
 
-    def __iter__(self) -> "TokenStream":
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> StreamEvent:
-        """The next event. Raises SpecwireError as AsyncTokenStream does."""
-        event = self._client._call(_next(self._stream))
-        if event is None:
+    def __next__(self) -> Item:
+        """The next one. Raises SpecwireError as the asynchronous iterator does."""
+        item = self._client._call(_next(self._source))
+        if item is None:
             raise StopIteration
-        return event
+        return item
 
     def close(self) -> None:
-        """Ends the generation, if it still runs; may be called again, also after its client was closed."""
+        """Ends what still runs; may be called again, also after the client was closed."""
         if self._client._finalizer.alive:
-            self._client._call(self._stream.aclose())
+            self._client._call(self._source.aclose())
 
-    def __enter__(self) -> "TokenStream":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 
-async def _next(stream: AsyncTokenStream) -> StreamEvent | None:
-    return await anext(stream, None)
+class TokenStream(_Reader[StreamEvent]):
+    """An iterator over a generation's events, sent off by the first read. A reader that falls behind gets longer events.
+
+    Leaving it early in any way (break, an exception, `close`, `with`) ends the generation.
+    """
+
+
+class Batch(_Reader[tuple[int, Outcome]]):
+    """An iterator over (index of the prompt, its result or its error), in the order in which they end; as AsyncBatch.
+
+    Leaving it early in any way (break, an exception, `close`, `with`) ends what runs.
+    """
+
+
+async def _next(source: _Source[Item]) -> Item | None:
+    try:
+        return await source.__anext__()
+    except StopAsyncIteration:
+        return None
 
 
 def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:

@@ -65,10 +65,11 @@ class DraftReport:
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """A failure: code is a google.rpc.Code number."""
+    """A failure: code is a google.rpc.Code number. retry_after_ms says when to send the request again, if that can help."""
 
     code: int
     message: str
+    retry_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,11 +201,11 @@ def _request_or_error(message: pb.GenerateRequest) -> GenerateRequest | Specwire
 
 
 def _pack_error(error: ErrorStatus) -> pb.ErrorStatus:
-    return pb.ErrorStatus(code=error.code, message=error.message)
+    return pb.ErrorStatus(code=error.code, message=error.message, retry_after_ms=error.retry_after_ms)
 
 
 def _unpack_error(message: pb.ErrorStatus) -> ErrorStatus:
-    return ErrorStatus(message.code, message.message)
+    return ErrorStatus(message.code, message.message, message.retry_after_ms if message.HasField("retry_after_ms") else None)
 
 
 def _pack_stats(stats: SpecStats) -> pb.SpecStats:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specwire.client.arguments import check_prompt, make_params
-from specwire.client.stream import Deadline
+from specwire.client.arguments import check_concurrency, make_params, params_of_batch
+from specwire.client.generation import Deadline, Retries
+from specwire.client.prompts import check_prompt
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
@@ -128,3 +129,27 @@ def test_unknown_names_of_the_package() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
         specwire.Clinet  # noqa: B018
+
+
+def test_parameters_of_a_batch() -> None:
+    assert params_of_batch(None, {"seed": 1}, 2) == [SamplingParams(seed=1)] * 2
+    assert params_of_batch(SamplingParams(n=2), {}, 3) == [SamplingParams(n=2)] * 3
+    assert params_of_batch([SamplingParams(n=2), SamplingParams()], {"seed": 1}, 2) == [SamplingParams(n=2, seed=1), SamplingParams(seed=1)]
+    with pytest.raises(InvalidArgumentError, match="params lists 1 SamplingParams for 2 prompts"):
+        params_of_batch([SamplingParams()], {}, 2)
+    with pytest.raises(InvalidArgumentError, match="must be a SamplingParams"):
+        params_of_batch(["seed"], {}, 1)  # type: ignore[list-item]
+    with pytest.raises(InvalidArgumentError, match="must be a SamplingParams"):
+        params_of_batch({"seed": 1}, {}, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
+def test_wrong_concurrency(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="max_concurrency is"):
+        check_concurrency(value)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, None])
+def test_wrong_numbers_of_retries(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="max_retries is"):
+        Retries(value)

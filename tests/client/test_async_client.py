@@ -181,15 +181,15 @@ async def test_text_needs_a_tokenizer(ids_client: AsyncClient) -> None:
 
 
 async def test_the_tokenizer_is_fetched_once(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specwire.client import aio
+    from specwire.client import connection
 
-    calls, fetch = [], aio.fetch_tokenizer
+    calls, fetch = [], connection.fetch_tokenizer
 
     async def counting(*arguments: object) -> object:
         calls.append(arguments)
         return await fetch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(aio, "fetch_tokenizer", counting)
+    monkeypatch.setattr(connection, "fetch_tokenizer", counting)
     await asyncio.gather(*(client.generate("@", max_tokens=2) for _ in range(10)))
     tokenizer = await client.get_tokenizer()
     assert len(calls) == 1

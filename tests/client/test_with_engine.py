@@ -70,7 +70,7 @@ async def stack(socket_dir: Path) -> AsyncIterator[Stack]:
         max_message_mb=1,
         speculative_config=SpeculativeConfig(num_speculative_tokens=5),
     )
-    engine = Engine(config, network.connect_verifier, network.connect_drafter)
+    engine = Engine(config, network.connect_verifier, network.connect_drafter, network.resolve)
     server = CoordinatorServer(engine, config)
     await server.start()
     await engine.start()

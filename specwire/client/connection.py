@@ -1,0 +1,73 @@
+"""What belongs to one event loop of one process: the channel, the session on it and the served tokenizer."""
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from specwire.client.home import Home
+from specwire.client.rpc import fetch_tokenizer
+from specwire.client.session import Session
+from specwire.errors import UnavailableError
+from specwire.messages import TokenizerSpec
+from specwire.rpc import open_channel
+
+if TYPE_CHECKING:
+    from specwire.tokenizer import Tokenizer
+
+
+class Connection:
+    """A channel to a coordinator, which connects when it is first used and again after it broke."""
+
+    def __init__(self, address: str, max_message_bytes: int) -> None:
+        self.home = Home("the client")
+        self._address = address
+        self.channel = open_channel(address, max_message_bytes)
+        self.session = Session(self.channel, address, max_message_bytes)
+        self._fetching = asyncio.Lock()
+        self._tokenizer: tuple[int, Tokenizer | None] | None = None
+        self._closed = asyncio.Event()
+
+    async def tokenizer(self) -> "Tokenizer | None":
+        """Fetched once for as long as the session holds: another coordinator may answer after it broke.
+
+        Raises:
+            UnavailableError: it can't be fetched, or the connection was closed meanwhile.
+        """
+        async with self._fetching:
+            self._check_open()
+            if self._tokenizer is None or self._tokenizer[0] != self.session.num_breaks:
+                num_breaks = self.session.num_breaks
+                try:
+                    spec = await fetch_tokenizer(self.channel)
+                except UnavailableError as error:
+                    raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); is it running there?") from None
+                except asyncio.CancelledError:
+                    # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
+                    self._check_open()
+                    raise
+                # Reading a large vocabulary takes a good part of a second.
+                self._tokenizer = num_breaks, None if spec is None else await asyncio.to_thread(_load_tokenizer, spec)
+            self._check_open()
+            return self._tokenizer[1]
+
+    async def pause(self, seconds: float) -> None:
+        """Lets time pass. Raises UnavailableError if the connection is closed meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        self._check_open()
+
+    async def close(self) -> None:
+        self._closed.set()
+        await self.session.close()
+        await self.channel.close()
+
+    def _check_open(self) -> None:
+        task = asyncio.current_task()
+        if self._closed.is_set() and not (task and task.cancelling()):
+            raise UnavailableError(f"the connection to the coordinator at {self._address} is gone: the client was closed")
+
+
+def _load_tokenizer(spec: TokenizerSpec) -> "Tokenizer":
+    from specwire.tokenizer import Tokenizer  # loads libraries that a client of token ids never needs
+
+    return Tokenizer(spec)

@@ -1,0 +1,105 @@
+"""Prompts as callers give them, text, token ids or a conversation: checked before anything is sent, encoded with the served tokenizer."""
+
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from specwire.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from specwire.tokenizer import Tokenizer
+
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation as a prompt: the served tokenizer's chat template makes the text of it. It goes wherever a prompt does.
+
+    Args:
+        messages: {"role": ..., "content": ...} in order, with whatever else the model's template reads.
+        tools: JSON schemas of functions that the model may call, for templates that know tools.
+        add_generation_prompt: end with the beginning of the assistant's answer.
+        chat_template_kwargs: further variables that the template knows (enable_thinking, say).
+
+    Raises:
+        InvalidArgumentError: there are no messages, or one is no mapping with a role; it names the position.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.messages, (str, bytes, Mapping)) or not isinstance(self.messages, Sequence):
+            raise InvalidArgumentError(f"messages is {reprlib.repr(self.messages)}; send a list of {{'role': ..., 'content': ...}}")
+        if not self.messages:
+            raise InvalidArgumentError("messages is empty; send at least one message")
+        for position, message in enumerate(self.messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                shown = reprlib.repr(message)
+                raise InvalidArgumentError(f"messages holds {shown} at position {position}; send a mapping with a role, such as user, and content")
+
+
+Prompt: TypeAlias = str | Sequence[int] | Chat
+"""What a caller may send."""
+CheckedPrompt: TypeAlias = str | list[int] | Chat
+
+
+def check_prompt(prompt: Prompt) -> CheckedPrompt:
+    """The prompt with token ids as a list of ints; numpy's and torch's integers do. Whether the model has the ids is for the server to say.
+
+    Raises:
+        InvalidArgumentError: text that is not valid UTF-8, or something that is no token id; it names the position.
+    """
+    if isinstance(prompt, Chat):
+        return prompt
+    if isinstance(prompt, str):
+        return _check_text(prompt)
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+        raise InvalidArgumentError(f"the prompt is {reprlib.repr(prompt)}; send text, a list of integer token ids or a Chat")
+    return [_token_id(position, value) for position, value in enumerate(prompt)]
+
+
+def encode_prompt(prompt: CheckedPrompt, tokenizer: "Tokenizer | None", address: str) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        UnsupportedError: it is text or a conversation, and no tokenizer is served.
+        FailedPreconditionError: it is a conversation, and the model has no chat template.
+        InvalidArgumentError: the template refuses the conversation.
+    """
+    if isinstance(prompt, list):
+        return prompt
+    if tokenizer is None:
+        kind = "a conversation" if isinstance(prompt, Chat) else "text"
+        raise UnsupportedError(f"the prompt is {kind}, but the coordinator at {address} serves no tokenizer; send token ids")
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    text = tokenizer.render_chat(
+        prompt.messages, tools=prompt.tools, add_generation_prompt=prompt.add_generation_prompt, variables=prompt.chat_template_kwargs
+    )
+    return tokenizer.encode(_check_text(text), add_special_tokens=False)  # the template writes them itself
+
+
+def _check_text(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"the prompt is not valid UTF-8: character {error.start} is {text[error.start]!r}; remove it or decode the text with errors='replace'"
+        ) from None
+    return text
+
+
+def _token_id(position: int, value: Any) -> int:
+    try:
+        token_id = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"the prompt holds {value!r} at position {position}; send text or a list of integer token ids") from None
+    if not -_MAX_TOKEN_ID <= token_id <= _MAX_TOKEN_ID:
+        raise InvalidArgumentError(f"the prompt holds {token_id} at position {position}, but token ids end at {_MAX_TOKEN_ID}; send valid ids")
+    return token_id
