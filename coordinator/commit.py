@@ -25,7 +25,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     counters = lane.counters
     max_backlog = lane.admission.config.max_stream_backlog
     is_short_of_blocks = False
-    sum_rows = sum_drafts = sum_accepted = 0
+    outcomes = counters.outcomes
     now_ns = round_.plan.times.answered_ns
     lane.telemetry.answered(round_, result)
     gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
@@ -61,9 +61,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             num_drafts = len(drafts)
             sequence.num_draft_tokens += num_drafts
             sequence.accept_counts[num_accepted] += 1
-            sum_rows += 1
-            sum_drafts += num_drafts
-            sum_accepted += num_accepted
+            outcomes[num_drafts, num_accepted] += 1
             origins = _BONUS[num_accepted] if num_accepted == num_drafts else _RECOVERED[num_accepted]
         num_taken, reason, stop_cause, text = sequence.rules.push(token_ids)
         if num_taken < len(token_ids):
@@ -90,9 +88,6 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
         if sink.num_backlog_tokens > max_backlog:
             sequence.is_paused = True
             sink.notify_below(max_backlog // 2 + 1, sequence.request.resume)
-    counters.num_drafts += sum_rows
-    counters.num_draft_tokens += sum_drafts
-    counters.num_accepted_tokens += sum_accepted
     lane.telemetry.committed(lane, round_, result, gaps)
     if is_short_of_blocks and round_.number >= lane.preempted_round:
         _preempt_newest(lane)

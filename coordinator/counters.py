@@ -12,9 +12,6 @@ class Counters:
 
     num_rounds: int = 0
     num_rows: int = 0
-    num_drafts: int = 0  # rows with at least one draft token
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
     num_stale_rows: int = 0
     num_bad_rows: int = 0
     num_rows_out_of_blocks: int = 0
@@ -22,13 +19,36 @@ class Counters:
     num_preemptions: int = 0
     num_verifier_losses: int = 0
     num_verifier_refusals: int = 0  # a verifier that does not match or that somebody else holds
+    num_handovers: int = 0  # sequences that left a verifier which was about to stop
     num_drafter_losses: int = 0
     num_drafter_refusals: int = 0  # a drafter that does not match
     num_drafter_timeouts: int = 0
+    num_drafter_handovers: int = 0  # sequences that left a drafter which was about to stop
+    num_moves: int = 0  # sequences that went to another lane so that all have their share
+    num_drafter_moves: int = 0  # the same between drafters
+    num_lookup_failures: int = 0  # look-ups of host names that failed
     num_stale_drafts: int = 0  # rows of draft replies for another epoch, base_len or closed slot
     num_garbage_drafts: int = 0  # rows of draft replies that no drafter should send
+    num_bad_traceparents: int = 0  # of clients: they name no span
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Sequences and steps that went without drafts though K was above 0, by cause."""
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Verified rows with drafts, by (draft tokens, accepted ones)."""
+
+    @property
+    def num_drafts(self) -> int:
+        """Verified rows with at least one draft token."""
+        return self.outcomes.total()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens of those rows."""
+        return sum(num_drafts * count for (num_drafts, _), count in self.outcomes.items())
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Draft tokens that were accepted."""
+        return sum(num_accepted * count for (_, num_accepted), count in self.outcomes.items())
 
 
 class DegradedLog:

@@ -9,6 +9,7 @@ from .slots import Slot
 
 if TYPE_CHECKING:
     from .lane import Lane
+    from .trace_records import StepTrace
 
 _CHUNK_SHARE = 4
 """Drafts leave one part in so many of a round's tokens to prefill chunks, where any wait."""
@@ -16,13 +17,17 @@ _CHUNK_SHARE = 4
 
 @dataclass(slots=True)
 class StepTimes:
-    """When a step did what, in time.monotonic_ns(); 0 = not (yet). Drafts are waited for between asked and drafted."""
+    """When a step did what, in time.monotonic_ns(); 0 = not (yet). Drafts are waited for between asked and drafted.
+
+    traces: of rows whose requests want spans of this step, if there are any.
+    """
 
     planned_ns: int
     asked_ns: int = 0
     drafted_ns: int = 0
     sent_ns: int = 0
     answered_ns: int = 0
+    traces: "list[StepTrace] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ def make_plan(lane: "Lane") -> Plan | None:
 
     With drafts, rounds go one by one. Without, up to W of them are in flight, and rows follow tokens that are not known here yet.
     """
-    if lane.in_flight and (lane.is_lockstep or len(lane.in_flight) >= lane.max_outstanding_rounds):
+    if lane.is_draining or (lane.in_flight and (lane.is_lockstep or len(lane.in_flight) >= lane.max_outstanding_rounds)):
         return None
     times = StepTimes(time.monotonic_ns())
     lane.admission.fill()

@@ -1,0 +1,35 @@
+"""The spans of a round in the service that runs it: one in the trace of each request that asked for it."""
+
+import functools
+
+from specwire.messages import RoundTiming
+from specwire.tracing.context import parse_traceparent
+from specwire.tracing.span import Attributes, Span, SpanError
+from specwire.tracing.tracer import Tracer
+
+
+def record_round(
+    tracer: Tracer, name: str, traceparents: tuple[str, ...], timing: RoundTiming, attributes: Attributes, error: SpanError | None = None
+) -> None:
+    """Records one span for each traceparent, from the round's start to its end; a traceparent that names no span is ignored and counted."""
+    tracer.record(len(traceparents), functools.partial(_make, tracer, name, traceparents, timing, attributes, error))
+
+
+def _make(
+    tracer: Tracer, name: str, traceparents: tuple[str, ...], timing: RoundTiming, attributes: Attributes, error: SpanError | None
+) -> list[Span]:
+    wait_ms = (timing.started_ns - timing.received_ns) / 1e6
+    all_attributes = {**attributes, "specwire.wait_ms": wait_ms}
+    spans = []
+    for text in traceparents:
+        parent = parse_traceparent(text)
+        if parent is None:
+            tracer.num_bad_contexts += 1
+        elif parent.is_sampled:
+            spans.append(
+                Span(
+                    name, parent.trace_id, tracer.new_span_id(), parent.span_id, True, timing.started_ns, timing.finished_ns, all_attributes,
+                    error=error,
+                )
+            )  # fmt: skip
+    return spans
