@@ -27,6 +27,7 @@ class Drafter:
     Attributes:
         num_open: slots that this coordinator's lanes hold there.
         window: longest sequence that it drafts for.
+        description: as of its last connection; None before the first.
     """
 
     def __init__(self, address: str, config: CoordinatorConfig) -> None:
@@ -38,11 +39,13 @@ class Drafter:
         self.times = ReplyTimes()
         self._min_wait_s = config.min_draft_wait_ms / 1000
         self._window = config.speculative_config.max_model_len or sys.maxsize
+        self.description: ServiceDescription | None = None
         self._instance_id = ""
 
     def accept(self, engine: EngineDescription, description: ServiceDescription) -> None:
         """Takes over its capacities. Raises FailedPreconditionError if its tokens are not the target's, or its messages too small."""
         check_drafter(engine, description)
+        self.description = description
         self.max_num_seqs = description.max_num_seqs or sys.maxsize
         self.max_drafts = description.max_num_draft_tokens or sys.maxsize
         self.window = min(self._window, description.max_model_len or sys.maxsize)

@@ -22,6 +22,7 @@ from .lane import Lane
 from .limits import check_lane
 from .link import DraftLink
 from .loop import step
+from .metrics import Metrics
 from .peers import DrafterFactory, VerifierFactory, VerifierPeer, answer_in_time
 from .probe import probe_peers
 from .rpc import GrpcDrafter, GrpcVerifier
@@ -94,8 +95,22 @@ class Engine:
         return self._admission.counters
 
     @property
+    def metrics(self) -> Metrics:
+        return self._admission.telemetry.metrics
+
+    @property
     def lanes(self) -> list[Lane]:
         return self._admission.lanes
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return self._admission.num_waiting
+
+    @property
+    def max_queue(self) -> int:
+        """Most of them."""
+        return self._config.max_queue
 
     @property
     def ready(self) -> Readiness:

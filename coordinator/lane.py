@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
-from specwire.messages import Hello, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
+from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
 
 from .backoff import Backoff
 from .countdown import Countdown
@@ -61,6 +61,8 @@ class Lane:
         self.num_speculative_tokens = 0
         self.vocab_size = 0
         self.block_size = 1
+        self.num_blocks = 0
+        self.verify_cost = VerifyCost()
         self.eos_token_ids: tuple[int, ...] = ()
         self._peer = peer
         self._hello = hello
@@ -214,6 +216,7 @@ class Lane:
         self.num_speculative_tokens = engine.num_speculative_tokens
         self.vocab_size = engine.vocab_size
         self.block_size = description.block_size or 1
+        self.num_blocks, self.verify_cost = description.num_blocks, description.verify_cost
         self.eos_token_ids = description.eos_token_ids
         self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
         self.num_free_blocks = welcome.free_blocks

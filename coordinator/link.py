@@ -34,6 +34,7 @@ class DraftLink:
         is_usable: connected and not late.
         slots: live slots by index.
         asks: slots whose drafts the next `post` asks for.
+        asked_ns: time.monotonic_ns() of the last round with rows.
     """
 
     def __init__(self, drafter: "Drafter", lane: "Lane", connect: DrafterFactory, max_message_bytes: int, hello: Hello) -> None:
@@ -53,6 +54,7 @@ class DraftLink:
         self._asked_round = 0
         self._asked_size = (0, 0)
         self._asked_at = 0.0
+        self.asked_ns = 0
         self._wait_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._countdown: Countdown | None = None
@@ -211,7 +213,7 @@ class DraftLink:
         loop = asyncio.get_running_loop()
         self._asked_round = self._round
         self._asked_size = num_draft_tokens, num_sequences
-        self._asked_at = loop.time()
+        self._asked_at, self.asked_ns = loop.time(), time.monotonic_ns()  # the loop's own time may be milliseconds old
         self._wait_s = self.drafter.wait_s(num_draft_tokens, num_sequences)
         self._countdown = countdown
         countdown.add()

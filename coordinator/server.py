@@ -15,8 +15,10 @@ from specwire.rpc import Server
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
+from specwire.wire.status import pack_status
 
 from .engine import Engine
+from .status import describe_status
 from .stream import BatchResult, BatchStream, RequestStream, SessionStream
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             # Compressing a large vocabulary takes a good part of a second.
             self._tokenizer = spec, await asyncio.to_thread(generate.pack_tokenizer, spec)
         return self._tokenizer[1]
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.GetStatusResponse:
+        return pack_status(describe_status(self._engine))
 
     def drain(self) -> None:
         """Sessions take no further requests and end with the last one they have."""

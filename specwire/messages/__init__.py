@@ -30,11 +30,13 @@ from specwire.messages.generate import (
     StreamDelta,
     Usage,
 )
+from specwire.messages.status import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
 from specwire.messages.verify import TokenLogprobs, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
 
 __all__ = [
     "ChoiceDelta",
     "ConditionalOutcome",
+    "CoordinatorStatus",
     "DraftCommit",
     "DraftCost",
     "DraftOpen",
@@ -43,12 +45,14 @@ __all__ = [
     "DraftRound",
     "DraftRow",
     "DraftRowResult",
+    "DrafterStatus",
     "ErrorStatus",
     "FeatureHandle",
     "FeatureSet",
     "FinishReason",
     "GenerateRequest",
     "Hello",
+    "LaneStatus",
     "LogitOverlay",
     "Proposals",
     "RoundTiming",
@@ -59,6 +63,7 @@ __all__ = [
     "SessionUpdate",
     "SlotRef",
     "SpecStats",
+    "StepStatus",
     "StreamDelta",
     "TokenLogprobs",
     "TokenOrigin",

@@ -1,0 +1,188 @@
+"""What the coordinator measures beside its counters: times, tokens and ends, by lane, drafter and request.
+
+Filled by telemetry.py inside the event loop; exposition.py and status.py read it. Names and meanings are in exposition.py.
+"""
+
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from specwire.errors import SpecwireError
+from specwire.messages import DraftResult, VerifyResult
+from specwire.metrics import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
+from specwire.policy.cost import verify_ms
+from specwire.rpc import status_code
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .link import DraftLink
+    from .sequence import Request, Sequence
+    from .slots import Round
+
+Value = TypeVar("Value")
+
+STREAM_KINDS = ("generate", "session", "batch")
+MAX_PEERS = 256
+"""Addresses that have series of their own; those that come later share `OTHER`, so that scaling for months does not fill the memory."""
+OTHER = "other"
+_K_BOUNDS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64)
+_NUM_RECENT = 128
+
+
+class StepParts(NamedTuple):
+    """Nanoseconds of one step by what they went to; their sum is the step.
+
+    plan: the coordinator's own work until the round was sent. propose: waiting for drafts. verify_hop: the way to the verifier and back,
+    packing included. verify_queue: waiting there for rounds before it. forward: the model. commit: from the answer to the streams.
+    Where a verifier gives no times, all of its part is verify_hop.
+    """
+
+    plan: int
+    propose: int
+    verify_hop: int
+    verify_queue: int
+    forward: int
+    commit: int
+
+
+class LaneMetrics:
+    """One verifier's steps. recent: the last ones."""
+
+    __slots__ = ("hop", "k", "measured", "num_speculative_tokens", "parts", "predicted", "recent", "step")
+
+    def __init__(self) -> None:
+        self.num_speculative_tokens = 0
+        self.step = Histogram(STEP_BOUNDS)
+        self.parts = {part: Histogram(STEP_BOUNDS) for part in StepParts._fields}
+        self.hop = Histogram(STEP_BOUNDS)
+        self.predicted = Histogram(STEP_BOUNDS)
+        self.measured = Histogram(STEP_BOUNDS)
+        self.k = Histogram(_K_BOUNDS, unit=1)
+        self.recent: deque[StepParts] = deque(maxlen=_NUM_RECENT)
+
+
+class DrafterMetrics:
+    """One drafter's replies. recent_ns: how long the last ones took."""
+
+    __slots__ = ("hop", "num_draft_tokens", "num_timeouts", "recent_ns", "reply")
+
+    def __init__(self) -> None:
+        self.num_draft_tokens = 0
+        self.num_timeouts = 0
+        self.reply = Histogram(STEP_BOUNDS)
+        self.hop = Histogram(STEP_BOUNDS)
+        self.recent_ns: deque[int] = deque(maxlen=_NUM_RECENT)
+
+
+class Metrics:
+    """Since the start of the process. Times are time.monotonic_ns()."""
+
+    def __init__(self) -> None:
+        self.started_ns = time.monotonic_ns()
+        self.lanes: dict[str, LaneMetrics] = {}
+        self.drafters: dict[str, DrafterMetrics] = {}
+        self.queue = Histogram(LATENCY_BOUNDS)
+        self.first_token_latency = Histogram(LATENCY_BOUNDS)
+        self.inter_token_latency = Histogram(STEP_BOUNDS)
+        self.request = Histogram(LATENCY_BOUNDS)
+        self.prompt_tokens = Histogram(NUM_TOKENS_BOUNDS, unit=1)
+        self.generated_tokens = Histogram(NUM_TOKENS_BOUNDS, unit=1)
+        self.num_requests = 0
+        self.num_generated_tokens = 0
+        self.num_cached_tokens = 0
+        self.sequences_by_reason: Counter[str] = Counter()
+        self.failures_by_code: Counter[str] = Counter()
+        self.refusals_by_code: Counter[str] = Counter()
+        self.streams_opened: Counter[str] = Counter()
+        self.streams_closed: Counter[str] = Counter()
+
+    def lane(self, address: str) -> LaneMetrics:
+        found = self.lanes.get(address)
+        return _add(self.lanes, address, LaneMetrics) if found is None else found
+
+    def drafter(self, address: str) -> DrafterMetrics:
+        found = self.drafters.get(address)
+        return _add(self.drafters, address, DrafterMetrics) if found is None else found
+
+    # --- requests ---
+
+    def admitted(self, request: "Request") -> None:
+        self.num_requests += 1
+        self.prompt_tokens.observe(len(request.message.prompt_token_ids))
+
+    def refused(self, error: SpecwireError) -> None:
+        self.refusals_by_code[status_code(error).name.lower()] += 1
+
+    def placed(self, sequence: "Sequence") -> None:
+        self.queue.observe(sequence.placed_ns - sequence.queued_ns)
+
+    def first_token(self, sequence: "Sequence") -> None:
+        self.first_token_latency.observe(sequence.first_token_ns - sequence.request.arrived_ns)
+        self.num_generated_tokens += sequence.num_generated_tokens
+
+    def sequence_ended(self, sequence: "Sequence", reason: str) -> None:
+        self.sequences_by_reason[reason] += 1
+        self.generated_tokens.observe(sequence.num_generated_tokens)
+        self.num_cached_tokens += max(0, sequence.num_cached_tokens)
+
+    def request_failed(self, error: SpecwireError) -> None:
+        self.failures_by_code[status_code(error).name.lower()] += 1
+
+    def request_ended(self, request: "Request") -> None:
+        self.request.observe(time.monotonic_ns() - request.arrived_ns)
+
+    # --- steps ---
+
+    def committed(self, lane: "Lane", round_: "Round", result: VerifyResult, gaps: dict[tuple[int, int], int]) -> None:
+        now_ns = time.monotonic_ns()
+        metrics, times, timing, k = self.lane(lane.address), round_.plan.times, result.timing, round_.plan.num_speculative_tokens
+        round_trip_ns = times.answered_ns - times.sent_ns
+        propose_ns = times.drafted_ns - times.asked_ns
+        # The verifier's clock may be set while it works: its times count only as far as they fit into the round trip.
+        forward_ns = min(max(0, timing.finished_ns - timing.started_ns), round_trip_ns)
+        queue_ns = min(max(0, timing.started_ns - timing.received_ns), round_trip_ns - forward_ns)
+        parts = StepParts(
+            plan=times.sent_ns - times.planned_ns - propose_ns,
+            propose=propose_ns,
+            verify_hop=round_trip_ns - queue_ns - forward_ns,
+            verify_queue=queue_ns,
+            forward=forward_ns,
+            commit=now_ns - times.answered_ns,
+        )
+        for histogram, part_ns in zip(metrics.parts.values(), parts, strict=True):
+            histogram.observe(part_ns)
+        metrics.step.observe(now_ns - times.planned_ns)
+        metrics.recent.append(parts)
+        metrics.num_speculative_tokens = k
+        metrics.k.observe(k)
+        if timing.received_ns:
+            metrics.hop.observe(max(0, round_trip_ns - max(0, timing.sent_ns - timing.received_ns)))
+        self._compare_cost(metrics, lane, round_, result, forward_ns)
+        for (gap_ns, num_tokens), num_sequences in gaps.items():
+            self.inter_token_latency.observe_parts(gap_ns, num_tokens, num_sequences)
+            self.num_generated_tokens += num_tokens * num_sequences
+
+    def drafted(self, link: "DraftLink", result: DraftResult) -> None:
+        metrics, timing, reply_ns = self.drafter(link.drafter.address), result.timing, time.monotonic_ns() - link.asked_ns
+        metrics.num_draft_tokens += sum([len(row.draft_tokens) for row in result.rows])
+        metrics.reply.observe(reply_ns)
+        metrics.recent_ns.append(reply_ns)
+        if timing.received_ns:
+            metrics.hop.observe(max(0, reply_ns - max(0, timing.sent_ns - timing.received_ns)))
+
+    def draft_missed(self, link: "DraftLink") -> None:
+        self.drafter(link.drafter.address).num_timeouts += 1
+
+    def _compare_cost(self, metrics: LaneMetrics, lane: "Lane", round_: "Round", result: VerifyResult, forward_ns: int) -> None:
+        """What the verifier's cost table says of a round beside what it took; nothing where either is unknown."""
+        cost = lane.verify_cost
+        if not cost.num_tokens or not result.num_padded_tokens or not result.timing.received_ns:
+            return
+        num_kv_tokens = sum([row.base_len for row in round_.rows]) if cost.ms_per_kv_token else 0
+        metrics.predicted.observe(round(1e6 * verify_ms(cost, result.num_padded_tokens, len(round_.rows), num_kv_tokens)))
+        metrics.measured.observe(forward_ns)
+
+
+def _add(peers: dict[str, Value], address: str, make: type[Value]) -> Value:
+    """The peer's new entry, or the one that late comers share."""
+    return peers.setdefault(address if len(peers) < MAX_PEERS else OTHER, make())

@@ -1,0 +1,98 @@
+"""What a coordinator says of its state: for `specwire status` and whoever watches."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatus:
+    """Median milliseconds of a lane's last steps, as a whole and by what they went to; 0 before the first step.
+
+    plan: the coordinator's own work. propose: waiting for drafts. verify_hop: the way to the verifier and back. verify_queue: waiting
+    there. forward: the model. commit: from the answer to the streams.
+    """
+
+    step_ms: float = 0.0
+    plan_ms: float = 0.0
+    propose_ms: float = 0.0
+    verify_hop_ms: float = 0.0
+    verify_queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    commit_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One verifier. reason: why it is not ready. num_speculative_tokens: K of its last step. num_steps: since the coordinator's start."""
+
+    index: int
+    address: str
+    is_ready: bool = False
+    reason: str = ""
+    is_draining: bool = False
+    num_running: int = 0
+    num_speculative_tokens: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    num_steps: int = 0
+    times: StepStatus = StepStatus()
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStatus:
+    """One drafter. Connected: to some lane; late: some lane waits for it. max_num_seqs 0 = no limit. reply_ms: median of its last replies;
+    0 before the first."""
+
+    address: str
+    method: str = ""
+    model_id: str = ""
+    is_connected: bool = False
+    is_late: bool = False
+    is_draining: bool = False
+    num_open: int = 0
+    max_num_seqs: int = 0
+    reply_ms: float = 0.0
+    num_replies: int = 0
+    num_timeouts: int = 0
+    num_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """State and limits now; numbers called num_* that only grow count since the start.
+
+    Args:
+        clipped: one sentence for each number that is less than configured.
+        num_waiting: sequences in the queue; max_queue: its bound.
+        num_requests, num_requests_ended: admitted, and of those ended.
+        num_draft_tokens: verified ones; drafts_per_position, accepted_per_position: how many drafts had a token there, and how many of
+            those were accepted.
+        sequences_by_reason: ended sequences: stop, length, cancelled, error.
+        fallbacks_by_cause: sequences and steps that went without drafts though K was above 0.
+    """
+
+    version: str
+    uptime_s: float
+    is_ready: bool
+    reason: str = ""
+    model_id: str = ""
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    num_speculative_tokens: int = 0
+    max_queue: int = 0
+    num_waiting: int = 0
+    num_requests: int = 0
+    num_requests_ended: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    clipped: tuple[str, ...] = ()
+    drafts_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+    sequences_by_reason: dict[str, int] = field(default_factory=dict)
+    fallbacks_by_cause: dict[str, int] = field(default_factory=dict)
+    lanes: tuple[LaneStatus, ...] = ()
+    drafters: tuple[DrafterStatus, ...] = ()
