@@ -18,6 +18,7 @@ _MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
 _DEVICES = r"cpu|cuda(:\d+)?"
+_ENDPOINT = r"|(https?://)?[^\s/]+(:\d+)?/?"
 
 
 def option(
@@ -52,10 +53,17 @@ class VerifierConfig:
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
     grace_s: float = option(10.0, "most seconds from SIGTERM until the coordinator has gone on elsewhere", low=0)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
+    tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
+    tls_key: str = option("", "PEM file of its key")
+    tls_ca: str = option("", "PEM file of the authorities that clients' certificates must come from, with tls_client_auth")
+    tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
+    trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
+    trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        _check_tls(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +80,17 @@ class DrafterConfig:
     grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1, high=_MAX_BYTES)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
+    tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
+    tls_key: str = option("", "PEM file of its key")
+    tls_ca: str = option("", "PEM file of the authorities that clients' certificates must come from, with tls_client_auth")
+    tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
+    trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
+    trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        _check_tls(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +111,25 @@ class CoordinatorConfig:
     verifier_wait_s: float = option(60.0, "how long running requests wait for a lost verifier before they fail", low=0)
     grace_s: float = option(10.0, "most seconds from SIGTERM until the running requests have ended", low=0)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
+    tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
+    tls_key: str = option("", "PEM file of its key")
+    tls_ca: str = option(
+        "", "PEM file of the authorities of verifiers and drafters, which are called with TLS then, and of clients, with tls_client_auth"
+    )
+    tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
+    api_keys: str = option("", "file of the API keys that clients need (`specwire keys new`); empty = none are needed")
+    max_batch_requests: int = option(10_000, "most requests of one GenerateBatch", low=1)
+    max_session_requests: int = option(4096, "most unfinished requests of one Session", low=1)
+    trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
+    trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
+    trace_sample_ratio: float = option(1.0, "share of the requests that are traced, where their clients do not decide it", low=0, high=1)
+    trace_max_steps: int = option(32, "most step spans of a request: the first ones, then ever fewer", low=0)
+    trace_content: bool = option(False, "put token ids of prompt and output into spans")
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        _check_tls(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +196,19 @@ def check_field(field: "dataclasses.Field[Any]", value: Any, name: str) -> None:
         raise InvalidArgumentError(f"{name} is {value!r}, but must be: {rules['help']}")
     if rules["lowest_port"] is not None and (value or field.default):
         _check_addresses(name, (value,) if isinstance(value, str) else value, rules["lowest_port"])
+
+
+def check_both(first: str, first_value: str, second: str, second_value: str) -> None:
+    """Raise InvalidArgumentError if only one of two files is named."""
+    if bool(first_value) != bool(second_value):
+        given, missing = (first, second) if first_value else (second, first)
+        raise InvalidArgumentError(f"{given} is given without {missing}; a certificate needs its key: give both or none")
+
+
+def _check_tls(config: VerifierConfig | DrafterConfig | CoordinatorConfig) -> None:
+    check_both("--tls-cert", config.tls_cert, "--tls-key", config.tls_key)
+    if config.tls_client_auth and not (config.tls_cert and config.tls_ca):
+        raise InvalidArgumentError("--tls-client-auth is true, which needs --tls-cert and --tls-ca; give both, or leave it out")
 
 
 def _check_fields(config: object) -> None:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 _DESCRIBE_TIMEOUT_S = 10.0
 _RETRY_AFTER = "retry-after-ms"
+_MAX_METADATA_BYTES = 8 << 10
+"""Of one call's headers; gRPC itself refuses more with RESOURCE_EXHAUSTED."""
 _KEEPALIVE_MS = 20_000, 10_000
 """Silence until a ping is sent, and until the connection is given up: a host that vanished closes no socket."""
 _PEER_KEEPALIVE_MS = 4_000, 4_000
@@ -67,6 +69,8 @@ def server_options(max_message_bytes: int, keepalive_ms: tuple[int, int] = _KEEP
         *_message_limits(max_message_bytes),
         *_keepalive(keepalive_ms),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
@@ -150,6 +154,10 @@ class Server:
         register: adds the servicers to the server.
         max_message_bytes: bound of one message either way.
         keepalive_ms: how long a client may be silent until it is pinged, and then until its connection is given up.
+        tls: what it shows and asks of clients on its TCP addresses; None = no TLS. Unix sockets never have it.
+
+    Attributes:
+        certificates: None without TLS.
 
     Raises:
         UnavailableError: from `start`, when an address can't be bound; it names the address.

@@ -24,7 +24,14 @@ OTHER: dict[str, Any] = {
     "coordinator_id": "blue",
     "enable_prefix_caching": False,
     "min_draft_wait_ms": 0.25,
+    "trace_endpoint": "https://collector.example:4317",
+    "trace_sample_ratio": 0.25,
     "verifier_wait_s": 0.0,
+    "tls_cert": "cert.pem",
+    "tls_key": "key.pem",
+    "tls_ca": "ca.pem",
+    "tls_client_auth": True,
+    "api_keys": "keys.yaml",
     "speculative_config": SpeculativeConfig(num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 2, 3),)),
 }
 

@@ -3,10 +3,12 @@
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from specwire.channel import API_KEY_VARIABLE, bearer
 from specwire.client.arguments import check_concurrency, make_params, params_of_batch
 from specwire.client.batch import AsyncBatch
 from specwire.client.connection import Connection
@@ -21,6 +23,7 @@ from specwire.errors import DeadlineExceededError, FailedPreconditionError, Spec
 from specwire.messages import CoordinatorStatus, GenerateRequest
 from specwire.rpc import wait_serving
 from specwire.sampling_params import SamplingParams
+from specwire.tls import TlsOptions
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
@@ -42,10 +45,28 @@ class AsyncClient:
         address: `host:port` or `unix:path`.
         max_message_mb: largest message either way in MiB; at most the coordinator's own limit.
         max_retries: most further attempts of a request; 0 = none.
+        tls: connect with TLS; its files are read anew for every connection.
+        api_key: for coordinators that need one; default: the environment's SPECWIRE_API_KEY.
+        tenant_cache_key: requests share cached prefixes only with requests of an equal key (and of the same API key).
+
+    Raises:
+        InvalidArgumentError: an API key that can't be one. A file of tls that can't be used is an error of the first call.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64, max_retries: int = 2) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_message_mb: int = 64,
+        max_retries: int = 2,
+        tls: TlsOptions | None = None,
+        api_key: str | None = None,
+        tenant_cache_key: bytes = b"",
+    ) -> None:
         self._address = address
+        self._tls = tls
+        self._metadata = bearer(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)
+        self._tenant_cache_key = tenant_cache_key
         self._max_message_bytes = max_message_mb << 20
         self._retries = Retries(max_retries)
         self._connection: Connection | None = None
@@ -217,7 +238,7 @@ class AsyncClient:
         if self._closed:
             raise FailedPreconditionError("the client is closed; make a new one")
         if self._connection is None:
-            self._connection = Connection(self._address, self._max_message_bytes)
+            self._connection = Connection(self._address, self._max_message_bytes, self._tls, self._metadata)
         self._connection.home.check()
         return self._connection
 
@@ -251,7 +272,7 @@ class AsyncClient:
     ) -> Generation:
         tokenizer = await connection.tokenizer()
         prompt_token_ids = encode_prompt(prompt, tokenizer, self._address)
-        request = GenerateRequest(prompt_token_ids, params, request_id, timeout_ms=deadline.remaining_ms)
+        request = GenerateRequest(prompt_token_ids, params, request_id, self._tenant_cache_key, timeout_ms=deadline.remaining_ms)
         live = connection.session.start(request, whole=whole)
         try:
             return Generation(prompt_token_ids, params, live, tokenizer, await live.read())

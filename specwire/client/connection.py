@@ -4,24 +4,27 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from specwire.channel import ChannelSource, Metadata
 from specwire.client.home import Home
 from specwire.client.rpc import fetch_tokenizer
 from specwire.client.session import Session
 from specwire.errors import UnavailableError
 from specwire.messages import TokenizerSpec
 from specwire.rpc import open_channel
+from specwire.tls import TlsOptions, explain_handshake
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
 
 class Connection:
-    """A channel to a coordinator, which connects when it is first used and again after it broke."""
+    """A channel to a coordinator, which connects when it is first used and again after it broke: with new certificates, if there are any."""
 
-    def __init__(self, address: str, max_message_bytes: int) -> None:
+    def __init__(self, address: str, max_message_bytes: int, tls: TlsOptions | None = None, metadata: Metadata = ()) -> None:
         self.home = Home("the client")
         self._address = address
-        self.channel = open_channel(address, max_message_bytes)
+        self._source = ChannelSource(lambda: open_channel(address, max_message_bytes, tls=tls, metadata=metadata), tls)
+        self.channel = self._source.open()
         self.session = Session(self.channel, address, max_message_bytes)
         self._fetching = asyncio.Lock()
         self._tokenizer: tuple[int, Tokenizer | None] | None = None
@@ -37,10 +40,12 @@ class Connection:
             self._check_open()
             if self._tokenizer is None or self._tokenizer[0] != self.session.num_breaks:
                 num_breaks = self.session.num_breaks
+                await self._renew()
                 try:
                     spec = await fetch_tokenizer(self.channel)
                 except UnavailableError as error:
-                    raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); is it running there?") from None
+                    remedy = explain_handshake(str(error)) or "is it running there?"
+                    raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); {remedy}") from None
                 except asyncio.CancelledError:
                     # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
                     self._check_open()
@@ -60,6 +65,14 @@ class Connection:
         self._closed.set()
         await self.session.close()
         await self.channel.close()
+
+    async def _renew(self) -> None:
+        """Takes over certificates that have changed, unless the present connection is in use."""
+        channel = None if self.session.is_open else self._source.renew()
+        if channel is not None:
+            old, self.channel = self.channel, channel
+            self.session.move(channel)
+            await old.close()
 
     def _check_open(self) -> None:
         task = asyncio.current_task()

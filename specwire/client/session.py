@@ -78,6 +78,15 @@ class Session:
         """Requests that have neither ended nor been cancelled."""
         return len(self._live)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream."""
+        return self._reader is not None
+
+    def move(self, channel: grpc.aio.Channel) -> None:
+        """The next stream is one of this channel."""
+        self._channel = channel
+
     def start(self, request: GenerateRequest, *, whole: bool) -> LiveRequest:
         """Sends a request.
 

@@ -16,6 +16,7 @@ from specwire.client.results import GenerationResult, StreamEvent
 from specwire.errors import FailedPreconditionError, UnavailableError
 from specwire.messages import CoordinatorStatus
 from specwire.sampling_params import SamplingParams
+from specwire.tls import TlsOptions
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
@@ -33,8 +34,19 @@ class Client:
     Close it, or use it in `with`; one that is forgotten closes itself when it is collected or the program ends.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64, max_retries: int = 2) -> None:
-        self._client = AsyncClient(address, max_message_mb=max_message_mb, max_retries=max_retries)
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_message_mb: int = 64,
+        max_retries: int = 2,
+        tls: TlsOptions | None = None,
+        api_key: str | None = None,
+        tenant_cache_key: bytes = b"",
+    ) -> None:
+        self._client = AsyncClient(
+            address, max_message_mb=max_message_mb, max_retries=max_retries, tls=tls, api_key=api_key, tenant_cache_key=tenant_cache_key
+        )
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="specwire-client", daemon=True)

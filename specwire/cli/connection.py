@@ -1,0 +1,83 @@
+"""The options of every command that calls a coordinator, and the clients that they stand for.
+
+A command takes the parameters that it needs under these types, and hands them on:
+
+    def generate(address: Address = DEFAULT_ADDRESS, api_key: ApiKey = "", tls_ca: TlsCa = "", tls_cert: TlsCert = "", tls_key: TlsKey = ""):
+        with make_client(ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)) as client:
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specwire.config import DEFAULT_PORT, check_both
+
+if TYPE_CHECKING:
+    from specwire.client import AsyncClient, Client
+    from specwire.tls import TlsOptions
+
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+PUBLIC_CA = "public"
+
+Address = Annotated[str, typer.Option(envvar="SPECWIRE_ADDRESS", help="The coordinator: host:port or unix:path.")]
+ApiKey = Annotated[
+    str, typer.Option(envvar="SPECWIRE_API_KEY", show_default=False, help="API key, if the coordinator needs one; better in the environment.")
+]
+TlsCa = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help=f"Use TLS: the coordinator's certificate must come from an authority in this PEM file, or, with `{PUBLIC_CA}`, from a public one.",
+    ),
+]
+TlsCert = Annotated[str, typer.Option(metavar="FILE", show_default=False, help="Own certificate chain (PEM), for coordinators that ask for one.")]
+TlsKey = Annotated[str, typer.Option(metavar="FILE", show_default=False, help="Its key (PEM).")]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How to reach a coordinator.
+
+    Args:
+        address: `host:port` or `unix:path`.
+        api_key: empty = none.
+        tls_ca: PEM file, or PUBLIC_CA; empty = no TLS, unless there is a certificate of our own.
+        tls_cert, tls_key: own certificate chain and key; both or none.
+
+    Raises:
+        InvalidArgumentError: a certificate without a key, or a key without a certificate.
+    """
+
+    address: str = DEFAULT_ADDRESS
+    api_key: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+    def __post_init__(self) -> None:
+        check_both("--tls-cert", self.tls_cert, "--tls-key", self.tls_key)
+
+    @property
+    def tls(self) -> "TlsOptions | None":
+        """None = without TLS."""
+        from specwire.tls import TlsOptions  # loads gRPC
+
+        if not self.tls_ca and not self.tls_cert:
+            return None
+        return TlsOptions("" if self.tls_ca == PUBLIC_CA else self.tls_ca, self.tls_cert, self.tls_key)
+
+
+def make_client(options: ConnectionOptions, **arguments: Any) -> "Client":
+    """A blocking client; `arguments` are further ones of its constructor."""
+    from specwire.client import Client
+
+    return Client(options.address, tls=options.tls, api_key=options.api_key, **arguments)
+
+
+def make_async_client(options: ConnectionOptions, **arguments: Any) -> "AsyncClient":
+    """An asynchronous client; `arguments` are further ones of its constructor."""
+    from specwire.client import AsyncClient
+
+    return AsyncClient(options.address, tls=options.tls, api_key=options.api_key, **arguments)
