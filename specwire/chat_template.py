@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -27,6 +28,9 @@ class ChatTemplate:
     Args:
         source: the Jinja text.
 
+    Attributes:
+        variables: names that it reads; what else `render` is given has no effect.
+
     Raises:
         InvalidArgumentError: it is no Jinja.
     """
@@ -38,6 +42,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise InvalidArgumentError(f"the chat template can't be compiled: {error}") from error
 

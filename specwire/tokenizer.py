@@ -15,6 +15,8 @@ from specwire.messages import TokenizerSpec
 REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 4
 _MAX_WINDOW_TOKENS = 16
+_CHAT_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
+"""What `render_chat` itself gives to a template."""
 
 
 class Tokenizer:
@@ -133,10 +135,17 @@ class Tokenizer:
 
         Raises:
             FailedPreconditionError: the model has no chat template.
-            InvalidArgumentError: the template refuses the messages.
+            InvalidArgumentError: the template refuses the messages, or does not know tools or one of the variables.
         """
         if self._chat_template is None:
             raise FailedPreconditionError("the model has no chat template; send a prompt instead of messages")
+        known = self._chat_template.variables
+        if tools and "tools" not in known:
+            raise InvalidArgumentError(f"{len(tools)} tools were sent, but the model's chat template knows none; leave tools out")
+        for name in variables or ():
+            if name in _CHAT_VARIABLES or name not in known:
+                others = ", ".join(sorted(known - _CHAT_VARIABLES)) or "no others"
+                raise InvalidArgumentError(f"the model's chat template has no variable {name}; besides messages and tools it reads {others}")
         eos_token = self.token_text(self._spec.eos_token_ids[0]) if self._spec.eos_token_ids else None
         bos_token = self.token_text(self._spec.bos_token_id) if self._spec.bos_token_id is not None else None
         return self._chat_template.render(

@@ -24,6 +24,7 @@ from specwire.messages import CoordinatorStatus, GenerateRequest
 from specwire.rpc import wait_serving
 from specwire.sampling_params import SamplingParams
 from specwire.tls import TlsOptions
+from specwire.tracing.context import current_traceparent
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
@@ -272,7 +273,9 @@ class AsyncClient:
     ) -> Generation:
         tokenizer = await connection.tokenizer()
         prompt_token_ids = encode_prompt(prompt, tokenizer, self._address)
-        request = GenerateRequest(prompt_token_ids, params, request_id, self._tenant_cache_key, timeout_ms=deadline.remaining_ms)
+        request = GenerateRequest(
+            prompt_token_ids, params, request_id, self._tenant_cache_key, timeout_ms=deadline.remaining_ms, traceparent=current_traceparent()
+        )
         live = connection.session.start(request, whole=whole)
         try:
             return Generation(prompt_token_ids, params, live, tokenizer, await live.read())

@@ -63,12 +63,17 @@ class AsyncBatch:
         try:
             while self._waiting or self._running:
                 await self._send()
-                if self._running and (ended := self._running.pop(task := await self._ended.get(), None)) is not None:
-                    outcome = task.result()
-                    if not (isinstance(outcome, SpecwireError) and is_full(outcome)):
-                        self._limit = min(self._limit + 1 / self._limit, self._max_concurrency)
-                        return ended[0], outcome
-                    self._refused(ended, outcome)
+                if not self._running:  # it was closed meanwhile
+                    continue
+                task = await self._ended.get()
+                if task not in self._running:
+                    continue
+                job, outcome = self._running.pop(task), task.result()
+                if isinstance(outcome, SpecwireError) and is_full(outcome):
+                    self._refused(job, outcome)
+                    continue
+                self._limit = min(self._limit + 1 / self._limit, self._max_concurrency)
+                return job[0], outcome
             raise StopAsyncIteration
         except BaseException:
             self._leave()

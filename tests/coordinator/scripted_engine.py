@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from coordinator.metrics import Metrics
 from coordinator.sink import Sink
 from coordinator.stop import StopRules
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError
@@ -108,9 +109,12 @@ class ScriptedEngine:
         self.max_stream_backlog = 1024
         self.tokens_per_step = 4
         self.max_queue = max_queue
+        self.retry_after_ms: int | None = None
+        self.num_refused = 0
         self.is_paused = False
         self.num_steps = 0
         self.ready = Readiness(True, "")
+        self.metrics = Metrics()
         self.requests: list[ScriptedRequest] = []
         self.live: list[ScriptedRequest] = []
         self.on_step: Callable[[], None] = lambda: None
@@ -125,7 +129,10 @@ class ScriptedEngine:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidArgumentError(f"the prompt holds token id {token_id}, but ids must be from 0 to {self.vocab_size - 1}")
         if len(self.live) >= self.max_queue:
-            raise ResourceExhaustedError(f"{len(self.live)} requests are waiting, and at most {self.max_queue} may; try again later")
+            self.num_refused += 1
+            raise ResourceExhaustedError(
+                f"{len(self.live)} requests are waiting, and at most {self.max_queue} may; try again later", retry_after_ms=self.retry_after_ms
+            )
         scripted = ScriptedRequest(self, request, sink)
         self.requests.append(scripted)
         self.live.append(scripted)
