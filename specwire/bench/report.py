@@ -11,6 +11,7 @@ from rich.table import Table
 
 from specwire.bench.metrics import ServeMetrics, acceptance_rate, position_rates
 from specwire.bench.record import RequestRecord
+from specwire.bench.server_counts import Counts
 from specwire.errors import InvalidArgumentError
 from specwire.messages import SpecStats
 
@@ -97,6 +98,18 @@ def print_speculation(console: Console, stats: SpecStats) -> None:
     if stats.num_preemptions:
         rows.append(("preemptions", str(stats.num_preemptions)))
     print_table(console, title, (), rows)
+
+
+def print_differences(console: Console, clients: Counts, server: Counts | None) -> None:
+    """Says where the coordinator has counted something else than it told its clients."""
+    if server is None:
+        return
+    rows = clients.differences(server)
+    if not rows:
+        console.print("the coordinator's own counters say the same\n", markup=False)
+        return
+    title = "counted otherwise by the coordinator: it had other clients too, or requests were cut off"
+    print_table(console, title, ("", "told to clients", "coordinator"), rows)
 
 
 def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -15,12 +15,14 @@ from specwire.bench.backend import grpc_backend
 from specwire.bench.environment import describe_environment
 from specwire.bench.metrics import ServeMetrics, measure, to_figures
 from specwire.bench.progress import show_progress, stop_on_interrupt
-from specwire.bench.report import check_output, make_console, print_serve, request_figures, write_json
+from specwire.bench.report import check_output, make_console, print_differences, print_serve, request_figures, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
+from specwire.bench.server_counts import Counts
 from specwire.bench.statistics import DEFAULT_PERCENTILES, Objective
 from specwire.bench.workload import Lengths, Prompt, PromptLine, file_prompts, read_prompt_file, repeat, synthetic_prompts
 from specwire.client import AsyncClient
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
+from specwire.messages import CoordinatorStatus
 from specwire.sampling_params import SamplingParams
 from specwire.tokenizer import Tokenizer
 
@@ -93,11 +95,13 @@ def run_serve(options: ServeOptions) -> int:
     check_output(options.output)
     lines = None if options.prompts is None else read_prompt_file(options.prompts)
     environment = describe_environment()
-    model_id, run = run_loop(_run(options, lines))
+    model_id, run, server = run_loop(_run(options, lines))
     metrics = measure(run, options.percentiles, options.objective)
-    print_serve(make_console(), metrics, _setting_rows(options, model_id, len(run.records)))
+    console = make_console()
+    print_serve(console, metrics, _setting_rows(options, model_id, len(run.records)))
+    print_differences(console, Counts.of_records(run.records), server)
     if options.output is not None:
-        write_json(options.output, make_report(options, environment, model_id, run, metrics))
+        write_json(options.output, make_report(options, environment, model_id, run, metrics, server))
     if run.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_ERRORS if metrics.num_failed and not options.allow_errors else 0
@@ -111,7 +115,7 @@ def run_loop(main: Any) -> Any:
         return runner.run(main)
 
 
-async def _run(options: ServeOptions, lines: list[PromptLine] | None) -> tuple[str, LoadRun]:
+async def _run(options: ServeOptions, lines: list[PromptLine] | None) -> tuple[str, LoadRun, Counts | None]:
     async with AsyncClient(options.address) as client:
         tokenizer = await connect(client, options.ready_timeout_s)
         prompts, warmups = make_workload(options, lines, tokenizer)
@@ -124,10 +128,22 @@ async def _run(options: ServeOptions, lines: list[PromptLine] | None) -> tuple[s
                 with show_progress("warm-up", len(warmups)) as ended:
                     generator = LoadGenerator(send, time.perf_counter, max_concurrency=options.max_concurrency, on_end=ended)
                     check_warmup(await generator.run(warmups, None, stop))
+            before = await get_status(client)
             with show_progress("requests", len(prompts)) as ended:
                 generator = LoadGenerator(send, time.perf_counter, max_concurrency=options.max_concurrency, on_end=ended)
                 run = await generator.run(prompts, arrivals_s, stop)
-    return tokenizer.to_spec().model_id if tokenizer else "", run
+        after = await get_status(client)
+    server = Counts.of_status(before, after) if before and after else None
+    return tokenizer.to_spec().model_id if tokenizer else "", run, server
+
+
+async def get_status(client: AsyncClient) -> CoordinatorStatus | None:
+    """The coordinator's counters; without them there is only one side to count."""
+    try:
+        return await client.get_status()
+    except SpecwireError as error:
+        logger.warning("the coordinator's own counters are left out: %s", error)
+        return None
 
 
 async def connect(client: AsyncClient, timeout_s: float) -> Tokenizer | None:
@@ -195,7 +211,9 @@ def check_warmup(run: LoadRun) -> None:
         logger.warning("%d of %d requests of the warm-up failed; the first one with %s", len(failed), len(run.records), failed[0].error_text)
 
 
-def make_report(options: ServeOptions, environment: dict[str, Any], model_id: str, run: LoadRun, metrics: ServeMetrics) -> dict[str, Any]:
+def make_report(
+    options: ServeOptions, environment: dict[str, Any], model_id: str, run: LoadRun, metrics: ServeMetrics, server: Counts | None
+) -> dict[str, Any]:
     """The JSON report: where and how it was measured, then figures by the names of `vllm bench serve`."""
     report = {
         "benchmark": "serve",
@@ -209,6 +227,8 @@ def make_report(options: ServeOptions, environment: dict[str, Any], model_id: st
         "latencies_count_from": "sending" if plan_arrivals(options, 0) is None else "scheduled arrival",
         "settings": settings(options),
         **to_figures(metrics),
+        "counted_by_client": dataclasses.asdict(Counts.of_records(run.records)),
+        "counted_by_coordinator": None if server is None else dataclasses.asdict(server),
     }
     if options.save_detailed:
         report["requests"] = [request_figures(record, run.start_s) for record in run.records]

@@ -81,6 +81,9 @@ def test_serve(served: Served, tmp_path: Path) -> None:
     # The warm-up is not in it: 4 more requests of 20 tokens.
     assert report["spec_decode_draft_tokens"] < served.verifier.num_draft_tokens
     assert report["settings"]["params"]["seed"] == 0
+    assert report["counted_by_client"] == report["counted_by_coordinator"]
+    assert report["counted_by_client"]["generated_tokens"] == 800
+    assert "the coordinator's own counters say the same" in result.stdout
 
 
 def test_serve_a_prompt_file_at_a_rate_without_speculation(served: Served, tmp_path: Path) -> None:
