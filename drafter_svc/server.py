@@ -13,6 +13,8 @@ from specwire.config import DrafterConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.messages import DraftResult, DraftRound, Hello, ServiceDescription, Welcome
 from specwire.rpc import Server
+from specwire.tls import server_tls
+from specwire.tracing import open_tracer
 from specwire.v1 import drafter_pb2 as pb
 from specwire.v1 import drafter_pb2_grpc as pb_grpc
 from specwire.version import build_version
@@ -39,10 +41,14 @@ class DrafterServer:
     """
 
     def __init__(self, config: DrafterConfig, build: Callable[[DrafterConfig], Method] = build_method, *, cost_budget_s: float = 3.0) -> None:
-        self.worker = Worker(lambda: build(config), max_num_seqs=config.max_num_seqs, chunk=config.prefill_chunk, cost_budget_s=cost_budget_s)
+        instance_id = uuid.uuid4().hex
+        self._tracer = open_tracer("drafter", instance_id, endpoint=config.trace_endpoint, file=config.trace_file)
+        self.worker = Worker(
+            lambda: build(config), max_num_seqs=config.max_num_seqs, chunk=config.prefill_chunk, cost_budget_s=cost_budget_s, tracer=self._tracer
+        )
         max_message_bytes = config.max_message_mb << 20
-        self._servicer = _Servicer(self.worker, max_message_bytes)
-        self._server = Server(config.listen, [SERVICE_NAME], self._servicer.register, max_message_bytes)
+        self._servicer = _Servicer(self.worker, max_message_bytes, instance_id)
+        self._server = Server(config.listen, [SERVICE_NAME], self._servicer.register, max_message_bytes, tls=server_tls(config))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -57,26 +63,49 @@ class DrafterServer:
     async def wait_ready(self) -> None:
         """Returns when drafts can be asked for; raises what kept the method from being made."""
         await asyncio.wrap_future(self.worker.ready)
+        self.worker.metrics.is_ready = True
         await self._server.set_serving(True)
+
+    async def drain(self, grace_s: float) -> None:
+        """NOT_SERVING; returns when all coordinators have gone on elsewhere, at the latest after grace_s."""
+        await self._server.set_serving(False)
+        self._servicer.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._servicer.is_idle.wait()
+        except TimeoutError:
+            logger.warning("a coordinator has not left within %g s of grace", grace_s)
 
     async def stop(self, grace_s: float = 2.0) -> bool:
         """NOT_SERVING, then streams end with UNAVAILABLE; False if the worker's thread is still busy after grace_s."""
         self._servicer.end_streams()
         await self._server.stop(grace_s)
-        return await asyncio.to_thread(self.worker.stop, grace_s)
+        has_ended = await asyncio.to_thread(self.worker.stop, grace_s)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
+        return has_ended
 
 
 class _Servicer(pb_grpc.DrafterServiceServicer):
     """Unpack, hand to the worker, pack."""
 
-    def __init__(self, worker: Worker, max_message_bytes: int) -> None:
+    def __init__(self, worker: Worker, max_message_bytes: int, instance_id: str) -> None:
         self._worker = worker
         self._max_message_bytes = max_message_bytes
-        self._instance_id = uuid.uuid4().hex
+        self._instance_id = instance_id
         self._streams: set[_Stream] = set()
+        self._is_draining = False
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
 
     def register(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_DrafterServiceServicer_to_server(self, server)
+
+    def drain(self) -> None:
+        """Takes no more streams and tells those that there are to go on elsewhere; what they still send is answered."""
+        self._is_draining = True
+        for stream in self._streams:
+            stream.announce_end()
 
     def end_streams(self) -> None:
         """Ends every stream: the drafter shuts down."""
@@ -97,25 +126,37 @@ class _Servicer(pb_grpc.DrafterServiceServicer):
         if hello is None:
             raise InvalidArgumentError("the first message of a Draft stream has no hello; send it with the coordinator's id and incarnation")
         yield draft.pack_result(DraftResult(opening.session, opening.lane, 0, welcome=self._welcome(hello)))
-        stream = _Stream(self._worker, f"draft stream of {hello.coordinator_id or 'an unnamed coordinator'}, lane {opening.lane}")
+        stream = _Stream(self._worker, opening, f"draft stream of {hello.coordinator_id or 'an unnamed coordinator'}, lane {opening.lane}")
         logger.info("%s began (%s)", stream.label, method_description.method)
         self._streams.add(stream)
+        self._worker.metrics.stream_opened(len(self._streams))
+        self.is_idle.clear()
+        if self._is_draining:  # since the first message was waited for
+            stream.announce_end()
         # The generator may be left suspended at a yield when the client goes away.
-        context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # the stub asks for a class
+        context.add_done_callback(lambda _: self._end(stream))  # type: ignore[arg-type]  # the stub asks for a class
         reader = asyncio.create_task(stream.read(opening, received_ns, requests))
         try:
             async for result in stream.results():
                 yield draft.pack_result(dataclasses.replace(result, timing=dataclasses.replace(result.timing, sent_ns=time.time_ns())))
         finally:
-            self._streams.discard(stream)
             reader.cancel()
-            stream.close()
+            self._end(stream)
+
+    def _end(self, stream: "_Stream") -> None:
+        stream.close()
+        self._streams.discard(stream)
+        self._worker.metrics.num_streams = len(self._streams)
+        if not self._streams:
+            self.is_idle.set()
 
     def _welcome(self, hello: Hello) -> Welcome:
         num_rounds = min(hello.max_outstanding_rounds or MAX_OUTSTANDING_ROUNDS, MAX_OUTSTANDING_ROUNDS)
         return Welcome(self._instance_id, num_rounds, self._worker.ready.result(timeout=0).num_free_blocks)
 
     def _describe(self) -> ServiceDescription:
+        if self._is_draining:
+            raise UnavailableError("the drafter is about to stop; decode without it or use another one")
         ready = self._worker.ready
         if not ready.done() or ready.exception() is not None:
             raise UnavailableError("the drafter is still loading; try again when its health is SERVING")
@@ -131,8 +172,9 @@ class _Servicer(pb_grpc.DrafterServiceServicer):
 class _Stream:
     """One Draft stream between the event loop and the worker's thread."""
 
-    def __init__(self, worker: Worker, label: str) -> None:
+    def __init__(self, worker: Worker, opening: DraftRound, label: str) -> None:
         self.label = label
+        self._opening = opening
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[DraftResult | Exception | None] = asyncio.Queue()
@@ -143,6 +185,10 @@ class _Stream:
     def put(self, item: DraftResult | Exception | None) -> None:
         """An answer, the error that ends the stream, or None: the client ended it. On the event loop."""
         self._outbox.put_nowait(item)
+
+    def announce_end(self) -> None:
+        """Tells the client to go on elsewhere."""
+        self.put(DraftResult(self._opening.session, self._opening.lane, 0, draining=True))
 
     def close(self) -> None:
         """Frees the session's sequences; may be called again."""

@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 from specwire.errors import InternalError, SpecwireError
 from specwire.messages import DraftCost, DraftResult, DraftRound, DraftRowResult, RoundTiming
+from specwire.tracing import Tracer
 
 from .cost import measure_draft_cost
 from .method import Ask, Method
+from .metrics import DrafterMetrics
 from .session import SequencePool, Session
+from .spans import trace_draft
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +43,20 @@ class Worker:
         max_num_seqs: most sequences over all sessions.
         chunk: most tokens of background work between two batches.
         cost_budget_s: time for the measurement of draft costs at the start; 0 = none.
+        tracer: takes the spans of rounds.
     """
 
-    def __init__(self, build: Callable[[], Method], *, max_num_seqs: int, chunk: int, cost_budget_s: float = 3.0) -> None:
+    def __init__(
+        self, build: Callable[[], Method], *, max_num_seqs: int, chunk: int, cost_budget_s: float = 3.0, tracer: Tracer | None = None
+    ) -> None:
         self.ready: Future[Method] = Future()
         """Resolves when the method is made and measured, or to the error that kept it from that."""
         self.draft_cost: tuple[DraftCost, ...] = ()
         self.pool = SequencePool(max_num_seqs)
+        self.metrics = DrafterMetrics(self.pool)
         self._build = build
         self._chunk = chunk
+        self._tracer = tracer
         self._cost_budget_s = cost_budget_s
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
@@ -135,12 +143,19 @@ class Worker:
         try:
             drafts = iter(method.propose(asks) if asks else ())
         except Exception as error:
+            for job, message, _ in planned:
+                trace_draft(self._tracer, message, RoundTiming(job.received_ns, started_ns, time.time_ns()), error)
             self._fail([job.session for job, _, _ in planned], error, "drafting")
             return
         finished_ns = time.time_ns()
+        if asks:
+            self.metrics.batch_drafted(started_ns, finished_ns)
         for job, message, plans in planned:
             rows = [job.session.answer(row, next(drafts)) if isinstance(plan, Ask) else plan for row, plan in zip(message.rows, plans, strict=True)]
             timing = RoundTiming(job.received_ns, started_ns, finished_ns)
+            if rows:
+                self.metrics.round_answered(rows, started_ns - job.received_ns)
+            trace_draft(self._tracer, message, timing, rows)
             job.session.deliver(DraftResult(message.session, message.lane, message.round, rows, timing=timing) if rows else None)
 
     def _apply(self, job: _Job) -> list[Ask | DraftRowResult] | None:
@@ -161,11 +176,13 @@ class Worker:
     def _catch_up(self, method: Method) -> bool:
         """One chunk of background work; whether there may be more."""
         try:
-            return method.catch_up(self._chunk) > 0
+            num_tokens = method.catch_up(self._chunk)
         except Exception as error:
             # Which sequence it was is unknown: all streams start over.
             self._fail(list(self._sessions), error, "catching up")
             return False
+        self.metrics.num_catch_up_tokens += num_tokens
+        return num_tokens > 0
 
     def _fail(self, sessions: list[Session], error: Exception, doing: str) -> None:
         """Ends sessions with an error; the others go on."""

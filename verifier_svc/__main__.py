@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 
 from specwire.arguments import parse_flags
 from specwire.config import VerifierConfig
+from specwire.metrics import MetricsServer
 from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
+from specwire.tls import server_tls
+from specwire.tracing import open_tracer
 
+from .metrics import METRICS
 from .server import VerifierServer
 
 if TYPE_CHECKING:
@@ -26,9 +30,18 @@ _LAST_ROUNDS_S = 2.0
 async def serve(config: VerifierConfig) -> None:
     """Binds, loads, serves until SIGTERM or SIGINT."""
     instance_id = uuid.uuid4().hex
+    tracer = open_tracer("verifier", instance_id, endpoint=config.trace_endpoint, file=config.trace_file)
     server = VerifierServer(
-        config.listen, lambda: _load(config, instance_id), instance_id, config.max_outstanding_rounds, config.max_message_mb << 20
+        config.listen,
+        lambda: _load(config, instance_id),
+        instance_id,
+        config.max_outstanding_rounds,
+        config.max_message_mb << 20,
+        tracer,
+        server_tls(config),
     )
+    metrics = MetricsServer(config.metrics_listen, METRICS, server.metrics.collect)
+    metrics.start()
     stop_signal = asyncio.create_task(wait_for_stop_signal())
     await server.start()
     serving = asyncio.create_task(_load_and_watch(server))
@@ -41,6 +54,7 @@ async def serve(config: VerifierConfig) -> None:
     finally:
         serving.cancel()
         stop_signal.cancel()
+        await metrics.stop()
         if not await server.stop(_LAST_ROUNDS_S) and stop_signal.done():
             # The interpreter's own ending would wait for the thread: a large model loads for minutes.
             logger.info("leaving while the model is still busy")

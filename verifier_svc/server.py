@@ -12,11 +12,14 @@ import grpc
 
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from specwire.messages import VerifyResult, VerifyRound
-from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, Server
+from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, HOLDER_KEEPALIVE_MS, Server
+from specwire.tls import ServerTls
+from specwire.tracing import Tracer
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
 from specwire.wire import verify
 
+from .metrics import VerifierMetrics
 from .session import SessionGate, VerifySession
 
 if TYPE_CHECKING:  # loading brings torch, which takes seconds; the addresses are bound and answer before that
@@ -72,6 +75,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         try:
             yield verify.pack_result(VerifyResult(opening.session, opening.lane, round=0, free_blocks=welcome.free_blocks, welcome=welcome))
             async for result in session.results():
+                if result.draining:
+                    result = replace(result, session=opening.session, lane=opening.lane)
                 yield verify.pack_result(replace(result, timing=replace(result.timing, sent_ns=time.time_ns())))
         finally:
             reader.cancel()
@@ -107,6 +112,8 @@ class VerifierServer:
         instance_id: of this process.
         max_outstanding_rounds: W.
         max_message_bytes: bound of one message either way.
+        tracer: takes the spans of rounds; closed by `stop`.
+        tls: what it shows on its TCP addresses; None = no TLS.
     """
 
     def __init__(
@@ -116,11 +123,15 @@ class VerifierServer:
         instance_id: str,
         max_outstanding_rounds: int = 2,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        tracer: Tracer | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._load = load
+        self._tracer = tracer
         self._instance_id = instance_id
         self._max_outstanding_rounds = max_outstanding_rounds
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
+        self.metrics = VerifierMetrics()
         self._servicer = VerifierServicer()
         self._gate: SessionGate | None = None
         self._server = Server(
@@ -128,6 +139,8 @@ class VerifierServer:
             [SERVICE_NAME],
             lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self._servicer, server),
             max_message_bytes,
+            HOLDER_KEEPALIVE_MS,
+            tls,
         )
 
     @property
@@ -135,13 +148,14 @@ class VerifierServer:
         return self._server.bound_addresses
 
     async def start(self) -> None:
-        """Binds the addresses; raises UnavailableError where one is taken."""
+        """Binds the addresses; raises UnavailableError where one is taken, InvalidArgumentError if a file of TLS can't be used."""
         await self._server.start()
 
     async def load(self) -> None:
         """Loads the verifier, then serves. Raises what loading raises."""
         loaded = await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
-        self._gate = SessionGate(loaded.verifier, self._worker, self._instance_id, self._max_outstanding_rounds)
+        self._gate = SessionGate(loaded.verifier, self._worker, self._instance_id, self._max_outstanding_rounds, self.metrics, self._tracer)
+        self.metrics.verifier = loaded.verifier
         self._servicer.serve(loaded, self._gate)
         await self._server.set_serving(True)
 
@@ -149,6 +163,18 @@ class VerifierServer:
         """Never returns. Raises InternalError once rounds keep failing: only a new process can help; of a loaded verifier."""
         assert self._gate is not None, "only a loaded verifier can break"
         await asyncio.shield(self._gate.broken)
+
+    async def drain(self, grace_s: float) -> None:
+        """NOT_SERVING; returns when the coordinator has gone on elsewhere, at the latest after grace_s."""
+        await self._server.set_serving(False)
+        if self._gate is None:
+            return
+        self._gate.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._gate.is_free.wait()
+        except TimeoutError:
+            logger.warning("the coordinator has not left within %g s of grace", grace_s)
 
     async def stop(self, grace_s: float = 5.0) -> bool:
         """NOT_SERVING, outstanding rounds are answered, streams end; False if the worker thread is still busy then."""
@@ -160,4 +186,6 @@ class VerifierServer:
             self._gate.evict()
         ended = asyncio.create_task(asyncio.to_thread(self._worker.shutdown))
         await asyncio.wait((ended,), timeout=_LAST_WAIT_S)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         return ended.done()

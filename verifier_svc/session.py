@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 
 from specwire.errors import AbortedError, FailedPreconditionError, InternalError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.messages import Hello, RoundTiming, VerifyResult, VerifyRound, Welcome
+from specwire.tracing import Tracer
+
+from .metrics import VerifierMetrics
+from .spans import trace_forward
 
 if TYPE_CHECKING:
     from .verifier import Verifier
@@ -33,7 +37,9 @@ class VerifySession:
         worker: an executor of one thread, which owns the verifier.
         hello: who opened the stream.
         max_outstanding_rounds: W.
+        metrics: takes the times of rounds.
         count: takes every answer to rows, or the fault in its place.
+        tracer: takes the spans of rounds.
     """
 
     def __init__(
@@ -42,15 +48,19 @@ class VerifySession:
         worker: Executor,
         hello: Hello,
         max_outstanding_rounds: int,
+        metrics: VerifierMetrics,
         count: Callable[[VerifyResult | Exception], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self.hello = hello
+        self._metrics = metrics
         self._count = count
+        self._tracer = tracer
         self.max_outstanding_rounds = max_outstanding_rounds
         self._verifier = verifier
         self._worker = worker
         self._queued: deque[VerifyRound] = deque()  # appended here, taken by the worker
-        self._answers: asyncio.Queue[asyncio.Future[VerifyResult] | BaseException | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[asyncio.Future[VerifyResult] | VerifyResult | BaseException | None] = asyncio.Queue()
         self._unanswered: deque[asyncio.Future[VerifyResult]] = deque()
         self._last_round = 0
         self._is_closed = False  # takes no more rounds
@@ -83,6 +93,9 @@ class VerifySession:
         while (answer := await self._answers.get()) is not None:
             if isinstance(answer, BaseException):
                 raise answer
+            if isinstance(answer, VerifyResult):
+                yield answer
+                continue
             try:
                 result = await answer
             except asyncio.CancelledError:
@@ -95,6 +108,11 @@ class VerifySession:
             self._count(result)
             self._unanswered.popleft()
             yield result
+
+    def announce(self, result: VerifyResult) -> None:
+        """Says something that answers no round, after the answers that are due."""
+        if not self._is_closed:
+            self._answers.put_nowait(result)
 
     def close(self, error: BaseException | None = None) -> None:
         """Takes no more rounds; the outstanding ones are answered, then `results` ends, or raises `error`."""
@@ -113,8 +131,14 @@ class VerifySession:
     def _run(self, request: VerifyRound, received_ns: int) -> VerifyResult:
         started_ns = time.time_ns()
         self._queued.popleft()
-        result = self._verifier.launch(request)
+        try:
+            result = self._verifier.launch(request)
+        except Exception as error:
+            trace_forward(self._tracer, request, RoundTiming(received_ns, started_ns, time.time_ns()), error)
+            raise
         timing = RoundTiming(received_ns, started_ns, time.time_ns())
+        self._metrics.round_run(timing)
+        trace_forward(self._tracer, request, timing, result)
         return replace(result, promised_blocks=self._verifier.num_promised_blocks(tuple(self._queued)), timing=timing)
 
 
@@ -126,19 +150,34 @@ class SessionGate:
         worker: an executor of one thread, which owns the verifier.
         instance_id: of this verifier.
         max_outstanding_rounds: W of this side.
+        metrics: counts sessions and faults.
+        tracer: takes the spans of rounds.
 
     Attributes:
+        is_free: nobody holds the verifier.
         broken: fails with InternalError once rounds keep failing.
     """
 
-    def __init__(self, verifier: "Verifier", worker: Executor, instance_id: str, max_outstanding_rounds: int) -> None:
+    def __init__(
+        self,
+        verifier: "Verifier",
+        worker: Executor,
+        instance_id: str,
+        max_outstanding_rounds: int,
+        metrics: VerifierMetrics,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._verifier = verifier
+        self._tracer = tracer
         self._worker = worker
         self._instance_id = instance_id
         self._max_outstanding_rounds = max_outstanding_rounds
         self._holder: VerifySession | None = None
         self._is_open = True
+        self._metrics = metrics
         self._num_faults = 0
+        self.is_free = asyncio.Event()
+        self.is_free.set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def enter(self, hello: Hello) -> tuple[VerifySession, Welcome]:
@@ -149,6 +188,26 @@ class SessionGate:
             InvalidArgumentError: hello is incomplete.
             UnavailableError: the verifier is stopping.
         """
+        try:
+            self._check(hello)
+        except SpecwireError:
+            self._metrics.num_refused += 1
+            raise
+        if self._holder is not None:
+            self._metrics.num_takeovers += 1
+            text = f"taken over by a new stream of coordinator {hello.coordinator_id!r}, incarnation {hello.incarnation}"
+            self.leave(self._holder, text)
+        max_outstanding_rounds = min(self._max_outstanding_rounds, hello.max_outstanding_rounds)
+        self.is_free.clear()
+        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds, self._metrics, self._count, self._tracer)
+        self._metrics.num_sessions += 1
+        self._metrics.is_held = True
+        logger.info("coordinator %s, incarnation %d, holds this verifier; W = %d", hello.coordinator_id, hello.incarnation, max_outstanding_rounds)
+        # Slots of earlier sessions close before the first round of this one can start, so all blocks are free to it.
+        return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._verifier.num_blocks)
+
+    def _check(self, hello: Hello) -> None:
+        """Raises what `enter` raises."""
         if not self._is_open:
             raise UnavailableError("the verifier is stopping; use another one")
         if not hello.coordinator_id or hello.max_outstanding_rounds < 1:
@@ -156,24 +215,38 @@ class SessionGate:
                 f"hello names the coordinator {hello.coordinator_id!r} and {hello.max_outstanding_rounds} outstanding rounds; "
                 "send a non-empty id and at least 1"
             )
-        if self._holder is not None:
-            self._take_over(self._holder, hello)
-        max_outstanding_rounds = min(self._max_outstanding_rounds, hello.max_outstanding_rounds)
-        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds, self._count)
-        logger.info("coordinator %s, incarnation %d, holds this verifier; W = %d", hello.coordinator_id, hello.incarnation, max_outstanding_rounds)
-        # Slots of earlier sessions close before the first round of this one can start, so all blocks are free to it.
-        return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._verifier.num_blocks)
+        if self._holder is None:
+            return
+        held = self._holder.hello
+        if held.coordinator_id != hello.coordinator_id:
+            raise FailedPreconditionError(
+                f"coordinator {held.coordinator_id!r} holds this verifier, and {hello.coordinator_id!r} cannot have it too; "
+                "stop the holder, or give each coordinator its own verifiers"
+            )
+        if hello.incarnation < held.incarnation:
+            raise FailedPreconditionError(
+                f"incarnation {held.incarnation} of coordinator {held.coordinator_id!r} holds this verifier, and {hello.incarnation} is older; "
+                "stop the older process, or give it another coordinator_id and verifiers"
+            )
 
     def leave(self, session: VerifySession, reason: str = "its stream ended") -> None:
         """Ends a session: queued rounds are dropped, then its slots close. Later calls for the same session do nothing."""
         if session is not self._holder:
             return
         self._holder = None
+        self._metrics.is_held = False
+        self.is_free.set()
         session.fail(AbortedError(reason))
         self._worker.submit(self._verifier.reset).add_done_callback(_log_failure)
         logger.info(
             "coordinator %s, incarnation %d, no longer holds this verifier: %s", session.hello.coordinator_id, session.hello.incarnation, reason
         )
+
+    def drain(self) -> None:
+        """Lets nobody in any more and tells the holder to go on elsewhere; what it still sends is answered."""
+        self._is_open = False
+        if self._holder is not None:
+            self._holder.announce(VerifyResult(0, 0, 0, draining=True))
 
     def shut(self) -> None:
         """Lets nobody in any more; the holder's outstanding rounds are answered, then its stream ends with UNAVAILABLE."""
@@ -192,23 +265,10 @@ class SessionGate:
             self._num_faults = 0 if outcome.rows else self._num_faults
         elif not isinstance(outcome, SpecwireError):
             self._num_faults += 1
+            self._metrics.num_faults += 1
             if self._num_faults >= _MAX_FAULTS and not self.broken.done():
                 text = f"{self._num_faults} rounds in a row failed, the last one with {type(outcome).__name__}: {outcome}"
                 self.broken.set_exception(InternalError(f"{text}; the verifier ends, to be started anew"))
-
-    def _take_over(self, holder: VerifySession, hello: Hello) -> None:
-        held = holder.hello
-        if held.coordinator_id != hello.coordinator_id:
-            raise FailedPreconditionError(
-                f"coordinator {held.coordinator_id!r} holds this verifier, and {hello.coordinator_id!r} cannot have it too; "
-                "stop the holder, or give each coordinator its own verifiers"
-            )
-        if hello.incarnation < held.incarnation:
-            raise FailedPreconditionError(
-                f"incarnation {held.incarnation} of coordinator {held.coordinator_id!r} holds this verifier, and {hello.incarnation} is older; "
-                "stop the older process, or give it another coordinator_id and verifiers"
-            )
-        self.leave(holder, f"taken over by a new stream of coordinator {hello.coordinator_id!r}, incarnation {hello.incarnation}")
 
 
 def _log_failure(reset: Future[None]) -> None:

@@ -17,6 +17,7 @@ from coordinator.server import CoordinatorServer
 from specwire.client.aio import AsyncClient
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags
 from specwire.speculative_config import SpeculativeConfig
+from specwire.tracing import open_tracer
 from verifier_svc.loading import LoadedVerifier, load_verifier
 from verifier_svc.server import VerifierServer
 
@@ -203,7 +204,8 @@ async def serve_verifier(socket_dir: Path, config: VerifierConfig, *, name: str 
         return loaded[0]
 
     address = f"unix:{socket_dir}/{name}"
-    server = VerifierServer([address], load, name, config.max_outstanding_rounds, config.max_message_mb << 20)
+    tracer = open_tracer("verifier", name, endpoint=config.trace_endpoint, file=config.trace_file)
+    server = VerifierServer([address], load, name, config.max_outstanding_rounds, config.max_message_mb << 20, tracer)
     await server.start()
     try:
         await server.load()

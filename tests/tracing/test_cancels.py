@@ -158,7 +158,7 @@ async def test_disconnects(socket_dir: Path) -> None:
             listen=(f"unix:{socket_dir}/coordinator",), verifiers=("v:1",), drafters=("d:1",), trace_endpoint=collector.address,
             speculative_config=SpeculativeConfig(num_speculative_tokens=3),
         )  # fmt: skip
-        engine = Engine(config, network.connect_verifier, network.connect_drafter)
+        engine = Engine(config, network.connect_verifier, network.connect_drafter, network.resolve)
         server = CoordinatorServer(engine, config)
         await server.start()
         await engine.start()
