@@ -7,10 +7,12 @@ import sys
 
 from specwire.arguments import parse_flags
 from specwire.config import CoordinatorConfig
+from specwire.metrics import MetricsServer
 from specwire.process import run_service
 from specwire.rpc import wait_for_stop_signal
 
 from .engine import Engine
+from .exposition import METRICS, collect
 from .server import CoordinatorServer
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ async def serve(config: CoordinatorConfig) -> None:
     stop_signal = asyncio.create_task(wait_for_stop_signal())
     engine = Engine(config)
     server = CoordinatorServer(engine, config)
+    metrics = MetricsServer(config.metrics_listen, METRICS, lambda: collect(engine))
+    metrics.start()
     await server.start()
     tasks: list[asyncio.Task[None]] = []
     try:
@@ -38,6 +42,7 @@ async def serve(config: CoordinatorConfig) -> None:
         await asyncio.gather(engine.stop(config.grace_s), server.stop(config.grace_s + _LAST_WORDS_S))
         for task in tasks:
             task.cancel()
+        await metrics.stop()
 
 
 def _calm_garbage_collector() -> None:

@@ -106,6 +106,9 @@ class Metrics:
 
     # --- requests ---
 
+    def stream_closed(self, kind: str) -> None:
+        self.streams_closed[kind] += 1
+
     def admitted(self, request: "Request") -> None:
         self.num_requests += 1
         self.prompt_tokens.observe(len(request.message.prompt_token_ids))

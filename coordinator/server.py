@@ -54,11 +54,17 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._tokenizer: tuple[TokenizerSpec, pb.GetTokenizerResponse] | None = None
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateResponse]:
-        stream = RequestStream(self._engine, _limit_time(generate.unpack_request(request), context.time_remaining()))
+        self._count("generate", context)
+        try:
+            stream = RequestStream(self._engine, _limit_time(generate.unpack_request(request), context.time_remaining()))
+        except SpecwireError as error:
+            self._engine.metrics.refused(error)
+            raise
         async for response in _respond(stream, generate.pack_response, context):
             yield response
 
     async def Session(self, requests: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.SessionResponse]:
+        self._count("session", context)
         session = SessionStream(self._engine, self._max_update_bytes)
         self._sessions.add(session)
         reader = asyncio.create_task(_read(requests, session))
@@ -71,6 +77,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             reader.cancel()
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateBatchResponse]:
+        self._count("batch", context)
         remaining_s = context.time_remaining()
         requests: list[GenerateRequest | SpecwireError] = []
         for message in generate.unpack_batch_request(request):
@@ -100,6 +107,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Sessions take no further requests and end with the last one they have."""
         for session in self._sessions:
             session.drain()
+
+    def _count(self, kind: str, context: grpc.aio.ServicerContext) -> None:
+        """Counts a call that begins, and its end."""
+        metrics = self._engine.metrics
+        metrics.streams_opened[kind] += 1
+        context.add_done_callback(lambda _: metrics.stream_closed(kind))  # type: ignore[arg-type]  # grpc-stubs' type takes no function
 
     def _pack_result(self, result: BatchResult) -> pb.GenerateBatchResponse:
         response = generate.pack_batch_response(result.index, result.choices, result.error)

@@ -91,6 +91,7 @@ class SessionStream:
 
     def refuse(self, stream_id: int, error: SpecwireError) -> None:
         """Tells the client why a start failed. A live request of the same id goes on, so only without one the id is done."""
+        self._engine.metrics.refused(error)
         self._refused.append(SessionEvent(stream_id, error=_error_status(error), done=stream_id not in self._live))
         self._wake.set()
 
@@ -209,6 +210,7 @@ class BatchStream:
             except SpecwireError as error:
                 if isinstance(error, ResourceExhaustedError) and self._live:
                     return
+                self._engine.metrics.refused(error)
                 self._results.append(BatchResult(index, [], _error_status(error)))
             self._waiting.popleft()
 

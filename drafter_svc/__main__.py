@@ -7,9 +7,11 @@ import sys
 
 from specwire.arguments import parse_flags
 from specwire.config import DrafterConfig
+from specwire.metrics import MetricsServer
 from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
+from .metrics import METRICS
 from .server import DrafterServer
 
 logger = logging.getLogger(__name__)
@@ -18,6 +20,8 @@ logger = logging.getLogger(__name__)
 async def serve(config: DrafterConfig) -> None:
     """Serves until SIGTERM or SIGINT."""
     server = DrafterServer(config)
+    metrics = MetricsServer(config.metrics_listen, METRICS, server.worker.metrics.collect)
+    metrics.start()
     await server.start()
     stopped, ready = asyncio.create_task(wait_for_stop_signal()), asyncio.create_task(server.wait_ready())
     await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
@@ -30,6 +34,7 @@ async def serve(config: DrafterConfig) -> None:
     finally:
         ready.cancel()
         stopped.cancel()
+        await metrics.stop()
         if not await server.stop():
             # A thread inside a library's native code can crash the interpreter's own ending.
             logger.info("leaving while the model is still busy")

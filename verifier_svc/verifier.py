@@ -31,6 +31,18 @@ class _Tally:
     num_tokens: int = 0
 
 
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens since the start, of all sessions."""
+
+    num_tokens: int = 0  # through the model
+    num_padded_tokens: int = 0  # the same, with padding
+    num_draft_tokens: int = 0  # verified ones
+    num_accepted_tokens: int = 0
+    num_looked_up_tokens: int = 0  # of opened sequences, in the prefix cache
+    num_cached_tokens: int = 0  # those that it had
+
+
 class Verifier:
     """All sequences of one session on one model. Not thread-safe: one thread owns it.
 
@@ -44,6 +56,8 @@ class Verifier:
         self.limits = limits
         self.num_rows: Counter[RowStatus] = Counter()
         """Rows answered so far, by status."""
+        self.counts = TokenCounts()
+        self._looks_up_prefixes = enable_prefix_cache
         self._runner = runner
         self._blocks = BlockManager(runner.kv_cache.num_blocks, runner.kv_cache.block_size, enable_prefix_cache=enable_prefix_cache)
         self._slots: dict[int, Slot] = {}
@@ -78,13 +92,16 @@ class Verifier:
         outputs = iter(run_segments(self._runner, self._blocks, [plan for plan in planned if isinstance(plan, Segment)]))
         rows = [self._commit(request.round, plan, next(outputs)) if isinstance(plan, Segment) else plan for plan in planned]
         self.num_rows.update(row.status for row in rows)
+        num_tokens = sum(plan.num_tokens for plan in planned if isinstance(plan, Segment))
+        self.counts.num_tokens += num_tokens
+        self.counts.num_padded_tokens += num_tokens
         return VerifyResult(
             session=request.session,
             lane=request.lane,
             round=request.round,
             rows=rows,
             free_blocks=self.num_free_blocks,
-            num_padded_tokens=sum(plan.num_tokens for plan in planned if isinstance(plan, Segment)),
+            num_padded_tokens=num_tokens,
         )
 
     def reset(self) -> None:
@@ -134,6 +151,9 @@ class Verifier:
         slot = open_slot(message, self.limits, self._runner.model.device)
         slot.num_cached_tokens = slot.num_computed_tokens = self._blocks.open(slot.slot, slot.token_ids, message.tenant_cache_key)
         self._slots[slot.slot] = slot
+        if self._looks_up_prefixes:
+            self.counts.num_looked_up_tokens += len(slot.token_ids)
+            self.counts.num_cached_tokens += slot.num_cached_tokens
         if slot.error:
             logger.warning("request %r cannot be served: %s", message.request_id, slot.error)
 
@@ -193,6 +213,8 @@ class Verifier:
         slot.token_ids += output.token_ids
         self._blocks.finalize(slot.slot, slot.token_ids[segment.start_position : segment.start_position + num_final])
         slot.num_computed_tokens += num_final
+        self.counts.num_draft_tokens += len(segment.draft_tokens)
+        self.counts.num_accepted_tokens += output.num_accepted
         slot.last_round, slot.last_num_drafts = round_number, len(segment.draft_tokens)
         if slot.sampling is not None:
             slot.sampling.append(output.token_ids)

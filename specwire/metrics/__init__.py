@@ -6,5 +6,6 @@ every read is of one number, or a copy of a list or dictionary made at once, so 
 
 from specwire.metrics.declare import Kind, Metric, Sample
 from specwire.metrics.histogram import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
+from specwire.metrics.serve import MetricsServer
 
-__all__ = ["LATENCY_BOUNDS", "NUM_TOKENS_BOUNDS", "STEP_BOUNDS", "Histogram", "Kind", "Metric", "Sample"]
+__all__ = ["LATENCY_BOUNDS", "NUM_TOKENS_BOUNDS", "STEP_BOUNDS", "Histogram", "Kind", "Metric", "MetricsServer", "Sample"]

@@ -1,0 +1,88 @@
+"""The drafter's metrics: what they are called, what the worker counts, and their values now."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from specwire.messages import DraftRowResult, RowStatus
+from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+
+from .session import SequencePool
+
+_PREFIX = "specwire_drafter_"
+
+
+def _counter(what: str, text: str, *labels: str) -> Metric:
+    return Metric(f"{_PREFIX}{what}_total", Kind.COUNTER, text, labels)
+
+
+def _gauge(what: str, text: str, *labels: str) -> Metric:
+    return Metric(f"{_PREFIX}{what}", Kind.GAUGE, text, labels)
+
+
+ROUNDS = _counter("rounds", "answered rounds: those with rows")
+ROWS = _counter("rows", "answered rows by their status", "status")
+DRAFT_TOKENS = _counter("draft_tokens", "draft tokens in answers")
+CATCH_UP_TOKENS = _counter("catch_up_tokens", "committed tokens computed between rounds (prefill)")
+STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lanes")
+READY = _gauge("ready", "1 once drafts can be asked for")
+STREAMS = _gauge("streams", "open Draft streams")
+OPEN = _gauge("open_sequences", "sequences open over all streams")
+MAX_OPEN = _gauge("max_sequences", "most sequences that may be open")
+DRAFTING = Metric(f"{_PREFIX}drafting_seconds", Kind.HISTOGRAM, "one batch of drafts: all rounds that waited")
+QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
+
+METRICS: tuple[Metric, ...] = (
+    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, READY, STREAMS, OPEN, MAX_OPEN, DRAFTING, QUEUE,
+)  # fmt: skip
+
+
+class DrafterMetrics:
+    """Counts since the start of the process. The worker's thread fills it, except what is said to be the event loop's.
+
+    Args:
+        pool: of the open sequences.
+    """
+
+    def __init__(self, pool: SequencePool) -> None:
+        self.num_draft_tokens = 0
+        self.num_catch_up_tokens = 0
+        self.num_streams_opened = 0  # the event loop's
+        self.num_streams = 0  # the event loop's
+        self.is_ready = False  # the event loop's
+        self.rows: Counter[RowStatus] = Counter()
+        self.drafting = Histogram(STEP_BOUNDS)
+        self.queue = Histogram(STEP_BOUNDS)
+        self._pool = pool
+
+    def stream_opened(self, num_streams: int) -> None:
+        """num_streams: open ones now."""
+        self.num_streams_opened += 1
+        self.num_streams = num_streams
+
+    def batch_drafted(self, started_ns: int, finished_ns: int) -> None:
+        """Unix nanoseconds, whose clock may be set meanwhile."""
+        self.drafting.observe(max(0, finished_ns - started_ns))
+
+    def round_answered(self, rows: Sequence[DraftRowResult], waited_ns: int) -> None:
+        self.queue.observe(max(0, waited_ns))
+        self.rows.update([row.status for row in rows])
+        self.num_draft_tokens += sum([len(row.draft_tokens) for row in rows])
+
+    def collect(self) -> Iterator[Sample]:
+        """Everything as it is now; may run on any thread."""
+        rows = dict(self.rows)
+        for status in RowStatus:
+            yield Sample(ROWS, (status.name.lower(),), rows.get(status, 0))
+        for metric, value in (
+            (ROUNDS, self.queue.count),
+            (DRAFT_TOKENS, self.num_draft_tokens),
+            (CATCH_UP_TOKENS, self.num_catch_up_tokens),
+            (STREAMS_OPENED, self.num_streams_opened),
+            (READY, int(self.is_ready)),
+            (STREAMS, self.num_streams),
+            (OPEN, self._pool.max_num_seqs - self._pool.num_free),
+            (MAX_OPEN, self._pool.max_num_seqs),
+        ):
+            yield Sample(metric, (), value)
+        yield Sample(DRAFTING, (), self.drafting)
+        yield Sample(QUEUE, (), self.queue)

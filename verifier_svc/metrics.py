@@ -1,0 +1,94 @@
+"""The verifier's metrics: what they are called, what is measured around rounds, and their values now."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from specwire.messages import RoundTiming, RowStatus
+from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+
+if TYPE_CHECKING:  # brings torch
+    from .verifier import Verifier
+
+_PREFIX = "specwire_verifier_"
+
+
+def _counter(what: str, text: str, *labels: str) -> Metric:
+    return Metric(f"{_PREFIX}{what}_total", Kind.COUNTER, text, labels)
+
+
+def _gauge(what: str, text: str, *labels: str) -> Metric:
+    return Metric(f"{_PREFIX}{what}", Kind.GAUGE, text, labels)
+
+
+ROUNDS = _counter("rounds", "rounds that were run, those without rows included")
+ROWS = _counter("rows", "answered rows by their status", "status")
+TOKENS = _counter("tokens", "tokens that went through the model")
+PADDED_TOKENS = _counter("padded_tokens", "tokens of the batches that went through the model, padding included")
+DRAFT_TOKENS = _counter("draft_tokens", "draft tokens that were verified")
+ACCEPTED_TOKENS = _counter("accepted_tokens", "draft tokens that were accepted")
+PREFIX_TOKENS = _counter("prefix_cache_looked_up_tokens", "tokens of opened sequences that were looked for in the prefix cache")
+PREFIX_HITS = _counter("prefix_cache_hit_tokens", "tokens of opened sequences that the prefix cache had")
+SESSIONS = _counter("sessions", "Verify streams of coordinators that were let in")
+TAKEOVERS = _counter("takeovers", "sessions that ended because the same coordinator opened another one")
+REFUSED = _counter("refused_sessions", "Verify streams that were not let in")
+FAULTS = _counter("faults", "rounds that failed for no reason of their own")
+READY = _gauge("ready", "1 once the model is loaded")
+HELD = _gauge("held", "1 while a coordinator holds this verifier")
+OPEN = _gauge("open_sequences", "open slots")
+BLOCKS = _gauge("kv_blocks", "KV blocks")
+BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks that can't be taken now")
+FORWARD = Metric(f"{_PREFIX}forward_seconds", Kind.HISTOGRAM, "running a round: planning its rows, forward pass, sampling, acceptance")
+QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
+
+METRICS: tuple[Metric, ...] = (
+    ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS, READY,
+    HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
+)  # fmt: skip
+
+
+class VerifierMetrics:
+    """What happens around the rounds; what happens in them the verifier counts itself. Starts at 0, before a model is there."""
+
+    def __init__(self) -> None:
+        self.num_sessions = 0
+        self.num_takeovers = 0
+        self.num_refused = 0
+        self.num_faults = 0
+        self.is_held = False
+        self.forward = Histogram(STEP_BOUNDS)
+        self.queue = Histogram(STEP_BOUNDS)
+        self.verifier: Verifier | None = None
+
+    def round_run(self, timing: RoundTiming) -> None:
+        """On the worker's thread. The clock may have been set meanwhile."""
+        self.queue.observe(max(0, timing.started_ns - timing.received_ns))
+        self.forward.observe(max(0, timing.finished_ns - timing.started_ns))
+
+    def collect(self) -> Iterator[Sample]:
+        """Everything as it is now; may run on any thread."""
+        verifier = self.verifier
+        rows = {} if verifier is None else dict(verifier.num_rows)
+        for status in RowStatus:
+            yield Sample(ROWS, (status.name.lower(),), rows.get(status, 0))
+        num_blocks = 0 if verifier is None else verifier.num_blocks
+        for metric, value in (
+            (ROUNDS, self.forward.count),
+            (TOKENS, 0 if verifier is None else verifier.counts.num_tokens),
+            (PADDED_TOKENS, 0 if verifier is None else verifier.counts.num_padded_tokens),
+            (DRAFT_TOKENS, 0 if verifier is None else verifier.counts.num_draft_tokens),
+            (ACCEPTED_TOKENS, 0 if verifier is None else verifier.counts.num_accepted_tokens),
+            (PREFIX_TOKENS, 0 if verifier is None else verifier.counts.num_looked_up_tokens),
+            (PREFIX_HITS, 0 if verifier is None else verifier.counts.num_cached_tokens),
+            (SESSIONS, self.num_sessions),
+            (TAKEOVERS, self.num_takeovers),
+            (REFUSED, self.num_refused),
+            (FAULTS, self.num_faults),
+            (READY, int(verifier is not None)),
+            (HELD, int(self.is_held)),
+            (OPEN, 0 if verifier is None else verifier.num_open_slots),
+            (BLOCKS, num_blocks),
+            (BLOCKS_USED, 0 if verifier is None else num_blocks - verifier.num_free_blocks),
+        ):
+            yield Sample(metric, (), value)
+        yield Sample(FORWARD, (), self.forward)
+        yield Sample(QUEUE, (), self.queue)
