@@ -3,28 +3,28 @@
 import asyncio
 import logging
 import random
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
-from specwire.messages import FinishReason, GenerateRequest, Hello, ServiceDescription, TokenizerSpec
+from specwire.messages import FinishReason, GenerateRequest, ServiceDescription, TokenizerSpec
 from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.tokenizer import Tokenizer
 
 from .admission import Admission, check_request
+from .balance import Balancer
 from .counters import Counters
-from .drafters import Drafter
+from .discovery import Resolver, resolve_host
 from .ending import end_sequence, fail_request, progress_of
+from .fleet import Fleet
 from .integrity import check_integrity
 from .lane import Lane
 from .limits import check_lane
-from .link import DraftLink
 from .loop import step
 from .metrics import Metrics
 from .peers import DrafterFactory, VerifierFactory, VerifierPeer, answer_in_time
-from .probe import probe_peers
 from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
 from .sink import Sink
@@ -56,7 +56,8 @@ class Engine:
 
     Args:
         config: addresses and limits.
-        connect_verifier, connect_drafter: make a peer from an address and the most bytes of a message.
+        connect_verifier, connect_drafter: make a peer.
+        resolve: looks host names up.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class Engine:
         config: CoordinatorConfig,
         connect_verifier: VerifierFactory = GrpcVerifier,
         connect_drafter: DrafterFactory = GrpcDrafter,
+        resolve: Resolver = resolve_host,
     ) -> None:
         if not config.verifiers:
             raise FailedPreconditionError("no verifier is configured; name at least one with --verifiers host:port")
         self._config = config
-        self._connect_verifier = connect_verifier
-        self._connect_drafter = connect_drafter
         self._admission = Admission(config, self._accept, self._lane_changed, self._give_up)
+        self._fleet = Fleet(config, self._admission, connect_verifier, connect_drafter, resolve, lambda lane: lane.run(step))
         self._requests: set[Request] = set()
         self._num_arrivals = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._balancing: asyncio.Task[None] | None = None
         self._tokenizer: Tokenizer | None = None
         self._is_stopping = False
         self._last_ready = Readiness(False, "not started")
@@ -118,40 +119,22 @@ class Engine:
         if self._is_stopping:
             return Readiness(False, "shutting down")
         reasons = "; ".join(f"lane {lane.index}: {lane.reason}" for lane in self.lanes if not lane.is_ready)
-        return Readiness(any(lane.is_ready for lane in self.lanes), reasons if self.lanes else "not started")
+        return Readiness(any(lane.is_ready for lane in self.lanes), reasons if self.lanes else self._fleet.problem)
 
     async def readiness_changed(self) -> None:
         """Returns at the next change of `ready`; any number of tasks may wait."""
         await self._ready_event.wait()
 
     async def start(self) -> None:
-        """Begins to connect. Peers that can be reached now must match; others are waited for in the background.
+        """Begins to connect. Peers that are configured by their own addresses and can be reached now must match; others are waited for.
 
         Raises:
             FailedPreconditionError: a reachable verifier or drafter does not match the others.
         """
-        config = self._config
-        max_bytes = config.max_message_mb << 20
-        hello = Hello(config.coordinator_id, time.time_ns(), config.max_outstanding_rounds)
-        verifiers = {address: self._connect_verifier(address, max_bytes) for address in config.verifiers}
-        drafters = {address: self._connect_drafter(address, max_bytes) for address in config.drafters}
-        try:
-            engine = await probe_peers(config, verifiers, drafters)
-        except BaseException:
-            await asyncio.gather(*(peer.close() for peer in verifiers.values()))
-            raise
-        finally:
-            await asyncio.gather(*(peer.close() for peer in drafters.values()))
-        shared = [Drafter(address, config) for address in config.drafters]
-        for index, (address, peer) in enumerate(verifiers.items()):
-            lane = Lane(index, address, peer, hello, self._admission)
-            self.lanes.append(lane)
-            lane.links += [DraftLink(drafter, lane, self._connect_drafter, max_bytes, hello) for drafter in shared]
+        engine = await self._fleet.start()
         if engine is not None:
             self._adopt(engine)
-            self._connect_drafters()
-        for lane in self.lanes:
-            self._spawn(lane.run(step))
+        self._balancing = asyncio.create_task(Balancer(self._admission).run())
         self._lane_changed()
 
     async def stop(self, grace_s: float) -> None:
@@ -171,12 +154,16 @@ class Engine:
             )
         if self._loss_timer is not None:
             self._loss_timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._balancing is not None:
+            self._balancing.cancel()
+        await self._fleet.stop()
+        await asyncio.to_thread(self._admission.telemetry.close)
 
-    def submit(self, message: GenerateRequest, sink: Sink) -> RequestHandle:
+    def submit(self, message: GenerateRequest, sink: Sink, on_end: Callable[[int], None] | None = None) -> RequestHandle:
         """Admits a request; its output goes to the sink, not before this has returned.
+
+        Args:
+            on_end: called when the request has ended in any way, with the number of tokens that it generated.
 
         Raises:
             InvalidArgumentError, FailedPreconditionError, UnsupportedError: it can never be served.
@@ -192,7 +179,8 @@ class Engine:
         self._num_arrivals += 1
         noise_key = random.getrandbits(64) if sampling.seed is None else sampling.seed
         is_synthetic = engine.verifier.rejection_sample_method == "synthetic"
-        request = Request(message, sink, self._num_arrivals, noise_key, self._request_ended, is_synthetic=is_synthetic)
+        ended = self._request_ended if on_end is None else partial(self._request_ended, on_end=on_end)
+        request = Request(message, sink, self._num_arrivals, noise_key, ended, is_synthetic=is_synthetic)
         for choice in range(sampling.n):
             rules = StopRules(sampling, engine.verifier.eos_token_ids, len(message.prompt_token_ids), engine.max_model_len, self._tokenizer)
             request.sequences.append(Sequence(request, choice, rules, max_len, engine.num_speculative_tokens))
@@ -216,7 +204,6 @@ class Engine:
         """Raise FailedPreconditionError unless a verifier that was reached can be a lane; the first one decides what the others must match."""
         if self.description is None:
             self._adopt(describe_engine(self._config, [description]))
-            self._connect_drafters()
         assert self.description is not None, "a description was just adopted"
         check_lane(self.description, description)
         if self._tokenizer is None and description.tokenizer_fingerprint:
@@ -230,11 +217,7 @@ class Engine:
         )  # fmt: skip
         for reason in engine.reasons:
             logger.info("clipped: %s", reason)
-
-    def _connect_drafters(self) -> None:
-        for lane in self.lanes:
-            for link in lane.links:
-                self._spawn(link.run())
+        self._fleet.connect_drafters()
 
     def _lane_changed(self) -> None:
         """Wakes whoever waits for readiness; bounds how long requests wait once no verifier is there."""
@@ -271,15 +254,12 @@ class Engine:
     def _give_up(self, sequence: Sequence, error: SpecwireError) -> None:
         end_sequence(self._admission, sequence, FinishReason.ERROR, error=error)
 
-    def _request_ended(self, request: Request) -> None:
+    def _request_ended(self, request: Request, on_end: Callable[[int], None] | None = None) -> None:
         if request.deadline is not None:
             request.deadline.cancel()
         self._requests.discard(request)
         self._admission.telemetry.request_ended(request)
+        if on_end is not None:
+            on_end(sum(sequence.num_generated_tokens for sequence in request.sequences))
         if not self._requests:
             self._idle_event.set()
-
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -4,17 +4,21 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from specwire.channel import ChannelSource
+from specwire.config import CoordinatorConfig
 from specwire.errors import InternalError, SpecwireError, UnavailableError
 from specwire.messages import ServiceDescription, TokenizerSpec
 from specwire.rpc import error_from_rpc, open_channel
+from specwire.tls import TlsOptions, client_tls, explain_handshake
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify
 
-from .peers import DraftStream, VerifyStream
+from .peers import DrafterFactory, DraftStream, VerifierFactory, VerifyStream
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,8 @@ class GrpcStream(Generic[Sent, Received]):
         except grpc.aio.AioRpcError as error:
             raise self._error or error_from_rpc(error) from error
         except asyncio.CancelledError:
-            if self._error is None:
+            task = asyncio.current_task()
+            if self._error is None or (task is not None and task.cancelling()):
                 raise
             raise self._error from None
         if response is grpc.aio.EOF:
@@ -70,46 +75,80 @@ class GrpcStream(Generic[Sent, Received]):
             self._call.cancel()
 
 
-class GrpcVerifier:
+class _GrpcPeer:
+    """The channel to a peer. With TLS it is another one for the next connection once the files have changed.
+
+    Args:
+        address: `host:port` or `unix:path`.
+        max_message_bytes: largest message either way.
+        server_name: the host name that it was found by, if any.
+        tls: None = without.
+    """
+
+    def __init__(self, address: str, max_message_bytes: int, server_name: str = "", tls: TlsOptions | None = None) -> None:
+        self._source = ChannelSource(lambda: open_channel(address, max_message_bytes, server_name, is_peer=True, tls=tls), tls)
+        self._channel = self._source.open()
+        # A peer that is not there yet is waited for, and the caller bounds it. With TLS the reason may also be a certificate, which only a
+        # call that does not wait can name.
+        self._waits = tls is None or address.startswith("unix:")
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _renew(self) -> None:
+        """Before a connection is made."""
+        channel = self._source.renew()
+        if channel is not None:
+            old, self._channel = self._channel, channel
+            await old.close()
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, wait_for_ready=self._waits)
+        except grpc.aio.AioRpcError as error:
+            failure = error_from_rpc(error)
+            if remedy := explain_handshake(str(failure)):
+                raise UnavailableError(f"{failure}; {remedy}") from error
+            raise failure from error
+
+
+class GrpcVerifier(_GrpcPeer):
     """The verifier at an address."""
 
-    def __init__(self, address: str, max_message_bytes: int) -> None:
-        self._channel = open_channel(address, max_message_bytes)
-        self._stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
-
     async def describe(self) -> ServiceDescription:
-        return verify.unpack_description(await _unary(self._stub.Describe, verifier_pb2.VerifierServiceDescribeRequest()))
+        """Begins a connection."""
+        await self._renew()
+        request = verifier_pb2.VerifierServiceDescribeRequest()
+        return verify.unpack_description(await self._call(self._stub.Describe, request))
 
     async def get_tokenizer(self) -> TokenizerSpec:
-        return verify.unpack_tokenizer(await _unary(self._stub.GetTokenizer, verifier_pb2.VerifierServiceGetTokenizerRequest()))
+        return verify.unpack_tokenizer(await self._call(self._stub.GetTokenizer, verifier_pb2.VerifierServiceGetTokenizerRequest()))
 
     def open_stream(self) -> VerifyStream:
         return GrpcStream(self._stub.Verify(), verify.pack_round, verify.unpack_result)
 
-    async def close(self) -> None:
-        await self._channel.close()
+    @property
+    def _stub(self) -> verifier_pb2_grpc.VerifierServiceStub:
+        return verifier_pb2_grpc.VerifierServiceStub(self._channel)
 
 
-class GrpcDrafter:
+class GrpcDrafter(_GrpcPeer):
     """The drafter at an address."""
 
-    def __init__(self, address: str, max_message_bytes: int) -> None:
-        self._channel = open_channel(address, max_message_bytes)
-        self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
-
     async def describe(self) -> ServiceDescription:
-        return draft.unpack_description(await _unary(self._stub.Describe, drafter_pb2.DrafterServiceDescribeRequest()))
+        """Begins a connection."""
+        await self._renew()
+        return draft.unpack_description(await self._call(self._stub.Describe, drafter_pb2.DrafterServiceDescribeRequest()))
 
     def open_stream(self) -> DraftStream:
         return GrpcStream(self._stub.Draft(), draft.pack_round, draft.unpack_result)
 
-    async def close(self) -> None:
-        await self._channel.close()
+    @property
+    def _stub(self) -> drafter_pb2_grpc.DrafterServiceStub:
+        return drafter_pb2_grpc.DrafterServiceStub(self._channel)
 
 
-async def _unary(method: Any, request: Any) -> Any:
-    """Waits for the connection as long as it takes; the caller bounds it."""
-    try:
-        return await method(request, wait_for_ready=True)
-    except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from error
+def connectors(config: CoordinatorConfig) -> tuple[VerifierFactory, DrafterFactory]:
+    """What makes the peers of a coordinator, with TLS where it is configured."""
+    tls = client_tls(config)
+    return partial(GrpcVerifier, tls=tls), partial(GrpcDrafter, tls=tls)

@@ -11,15 +11,17 @@ import grpc
 from specwire.config import CoordinatorConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import ErrorStatus, GenerateRequest, TokenizerSpec
-from specwire.rpc import Server
+from specwire.rpc import Server, is_local
+from specwire.tls import server_tls
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
 from specwire.wire.status import pack_status
 
+from .api_keys import KeyRing, Tenant
 from .engine import Engine
 from .status import describe_status
-from .stream import BatchResult, BatchStream, RequestStream, SessionStream
+from .stream import BatchResult, BatchStream, RequestStream, SessionStream, Submitter
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +44,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     Args:
         engine: generates.
         config: of the service; message size and queue length bound what a stream may hold.
+        keys: API keys, one of which every call needs; None = none is needed.
     """
 
-    def __init__(self, engine: Engine, config: CoordinatorConfig) -> None:
+    def __init__(self, engine: Engine, config: CoordinatorConfig, keys: KeyRing | None = None) -> None:
         self._engine = engine
+        self._keys = keys
+        self._max_batch_requests = config.max_batch_requests
+        self._max_session_requests = config.max_session_requests
         self._max_message_bytes = config.max_message_mb << 20
         # Half of a message: `num_bytes` of what waits is an estimate. Half of the queue: a batch leaves room for other clients.
         self._max_update_bytes = self._max_message_bytes // 2
@@ -56,7 +62,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateResponse]:
         self._count("generate", context)
         try:
-            stream = RequestStream(self._engine, _limit_time(generate.unpack_request(request), context.time_remaining()))
+            stream = RequestStream(self._admit(context), _limit_time(generate.unpack_request(request), context.time_remaining()))
         except SpecwireError as error:
             self._engine.metrics.refused(error)
             raise
@@ -65,7 +71,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def Session(self, requests: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.SessionResponse]:
         self._count("session", context)
-        session = SessionStream(self._engine, self._max_update_bytes)
+        session = SessionStream(self._admit(context), self._max_update_bytes, self._max_session_requests)
         self._sessions.add(session)
         reader = asyncio.create_task(_read(requests, session))
         context.add_done_callback(lambda _: reader.cancel())  # type: ignore[arg-type]  # grpc-stubs' type takes no function
@@ -78,6 +84,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateBatchResponse]:
         self._count("batch", context)
+        engine = self._admit(context)
+        if len(request.requests) > self._max_batch_requests:
+            text = f"the batch has {len(request.requests)} requests, but may have {self._max_batch_requests}"
+            raise InvalidArgumentError(f"{text}; send several, or raise max_batch_requests")
         remaining_s = context.time_remaining()
         requests: list[GenerateRequest | SpecwireError] = []
         for message in generate.unpack_batch_request(request):
@@ -85,11 +95,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 requests.append(_limit_time(message, remaining_s))
             except SpecwireError as error:
                 requests.append(error)
-        batch = BatchStream(self._engine, requests, self._max_in_flight)
+        batch = BatchStream(engine, requests, self._max_in_flight)
         async for response in _respond(batch, self._pack_result, context):
             yield response
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> pb.GetTokenizerResponse:
+        self._admit(context)
         spec = self._engine.tokenizer
         if spec is None and not self._engine.ready.is_ready:
             raise UnavailableError(f"the tokenizer is not known yet: {self._engine.ready.reason}; try again when health is SERVING")
@@ -101,6 +112,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return self._tokenizer[1]
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.GetStatusResponse:
+        self._admit(context)
         return pack_status(describe_status(self._engine))
 
     def drain(self) -> None:
@@ -113,6 +125,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         metrics = self._engine.metrics
         metrics.streams_opened[kind] += 1
         context.add_done_callback(lambda _: metrics.stream_closed(kind))  # type: ignore[arg-type]  # grpc-stubs' type takes no function
+
+    def _admit(self, context: grpc.aio.ServicerContext) -> Submitter:
+        """What a call may submit its requests to. Raises UnauthenticatedError for a call without a valid API key."""
+        if self._keys is None:
+            return self._engine
+        return Tenant(self._engine, self._keys, self._keys.authenticate(context.invocation_metadata() or ()))
 
     def _pack_result(self, result: BatchResult) -> pb.GenerateBatchResponse:
         response = generate.pack_batch_response(result.index, result.choices, result.error)
@@ -130,16 +148,21 @@ class CoordinatorServer:
     Args:
         engine: generates; already started, or soon.
         config: addresses and limits.
+
+    Raises:
+        InvalidArgumentError: the file of API keys can't be used.
     """
 
     def __init__(self, engine: Engine, config: CoordinatorConfig) -> None:
         self._engine = engine
-        self._servicer = CoordinatorServicer(engine, config)
+        self.keys = KeyRing(config.api_keys) if config.api_keys else None
+        self._servicer = CoordinatorServicer(engine, config, self.keys)
         self._server = Server(
             config.listen,
             [SERVICE_NAME],
             lambda server: coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._servicer, server),
             config.max_message_mb << 20,
+            tls=server_tls(config),
         )
 
     @property
@@ -148,8 +171,17 @@ class CoordinatorServer:
         return self._server.bound_addresses
 
     async def start(self) -> None:
-        """Binds and serves. Raises UnavailableError if an address can't be bound."""
+        """Binds and serves.
+
+        Raises:
+            UnavailableError: an address can't be bound.
+            InvalidArgumentError: a file of TLS can't be used.
+        """
         await self._server.start()
+        if self.keys is not None and self._server.certificates is None:
+            exposed = [address for address in self.bound_addresses if not is_local(address)]
+            if exposed:
+                logger.warning("API keys travel in the clear to %s: set tls_cert and tls_key", " ".join(exposed))
 
     async def follow_readiness(self) -> None:
         """Keeps health SERVING while the engine is ready and NOT_SERVING otherwise; never returns."""

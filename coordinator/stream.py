@@ -8,19 +8,35 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
 from specwire.pending import RequestSink
 from specwire.rpc import error_from_status, status_code
 
-from .engine import Engine, RequestHandle
+from .engine import RequestHandle
+from .metrics import Metrics
 from .outbox import Outbox, SessionSink
+from .sink import Sink
 
 _MAX_STREAM_ID = 2**63 - 1
 _MAX_UNREAD = 512
 """Streams and refusals with something to read, above which nothing more is taken from a session's client."""
+_RETRY_MS = 1000
+"""When to come back where other requests must end first: nobody knows when they will."""
 _SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
+
+
+class Submitter(Protocol):
+    """Takes requests: the engine itself, or the engine within the limits of an API key."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """The engine's."""
+
+    def submit(self, message: GenerateRequest, sink: Sink) -> RequestHandle:
+        """As Engine.submit."""
 
 
 class RequestStream:
@@ -30,7 +46,7 @@ class RequestStream:
         SpecwireError: the engine refused the request.
     """
 
-    def __init__(self, engine: Engine, request: GenerateRequest) -> None:
+    def __init__(self, engine: Submitter, request: GenerateRequest) -> None:
         self._wake = asyncio.Event()
         self._sink = RequestSink(request.sampling.n, lambda _: self._wake.set())
         self._handle = engine.submit(request, self._sink)
@@ -57,9 +73,11 @@ class SessionStream:
 
     Args:
         max_update_bytes: about how long an update may get; what does not fit follows in the next one.
+        max_requests: most requests that have not ended.
     """
 
-    def __init__(self, engine: Engine, max_update_bytes: int) -> None:
+    def __init__(self, engine: Submitter, max_update_bytes: int, max_requests: int = 4096) -> None:
+        self._max_requests = max_requests
         self._engine = engine
         self._max_update_bytes = max_update_bytes
         self._wake = asyncio.Event()
@@ -78,6 +96,7 @@ class SessionStream:
         Raises:
             InvalidArgumentError: the stream id is in use, or too large.
             UnavailableError: the session is being drained.
+            ResourceExhaustedError: it has too many unfinished requests.
             SpecwireError: the engine refused the request.
         """
         if self._is_draining:
@@ -86,6 +105,9 @@ class SessionStream:
             raise InvalidArgumentError(f"stream id {stream_id} is above {_MAX_STREAM_ID}; count stream ids from 1")
         if stream_id in self._live:
             raise InvalidArgumentError(f"stream id {stream_id} is in use by a running request; choose one that is not among the live streams")
+        if len(self._live) >= self._max_requests:
+            text = f"{len(self._live)} requests of the session have not ended, and max_session_requests is {self._max_requests}"
+            raise ResourceExhaustedError(f"{text}; wait for one to end, or raise max_session_requests", retry_after_ms=_RETRY_MS)
         sink = SessionSink(stream_id, request.sampling.n, self._outbox, partial(self._add_pending, stream_id))
         self._live[stream_id] = self._engine.submit(request, sink)
 
@@ -174,7 +196,7 @@ class BatchStream:
         max_in_flight: most requests submitted whose results are not sent yet, so that a batch does not fill the queue for others.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest | SpecwireError], max_in_flight: int) -> None:
+    def __init__(self, engine: Submitter, requests: Sequence[GenerateRequest | SpecwireError], max_in_flight: int) -> None:
         self._engine = engine
         self._waiting = deque(enumerate(requests))
         self._max_in_flight = max_in_flight

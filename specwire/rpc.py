@@ -266,6 +266,11 @@ async def wait_for_stop_signal() -> None:
     await stop.wait()
 
 
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    return address.startswith(("unix:", "127.", "localhost:", "[::1]:"))
+
+
 def _check_free(address: str) -> None:
     """Raise OSError where an address can't be bound: gRPC itself would log that in its own way, and take over a live Unix socket."""
     if address.startswith("unix:"):

@@ -103,7 +103,11 @@ class ServerCertificates:
 
     def credentials(self) -> grpc.ServerCredentials:
         """For the server's ports. Raises InvalidArgumentError if the files can't be used now."""
-        return grpc.dynamic_ssl_server_credentials(self._load(), self._reload, require_client_authentication=bool(self._tls.client_ca))
+        return grpc.dynamic_ssl_server_credentials(
+            self._load(),
+            self._reload,  # type: ignore[arg-type]  # the stub does not know of None: nothing new
+            require_client_authentication=bool(self._tls.client_ca),
+        )
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         tls = self._tls
