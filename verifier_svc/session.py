@@ -17,7 +17,6 @@ from specwire.messages import Hello, RoundTiming, VerifyResult, VerifyRound, Wel
 from specwire.tracing import Tracer
 
 from .metrics import VerifierMetrics
-from .metrics import VerifierMetrics
 from .spans import trace_forward
 
 if TYPE_CHECKING:
@@ -189,26 +188,6 @@ class SessionGate:
             InvalidArgumentError: hello is incomplete.
             UnavailableError: the verifier is stopping.
         """
-        try:
-            self._check(hello)
-        except SpecwireError:
-            self._metrics.num_refused += 1
-            raise
-        if self._holder is not None:
-            self._metrics.num_takeovers += 1
-            text = f"taken over by a new stream of coordinator {hello.coordinator_id!r}, incarnation {hello.incarnation}"
-            self.leave(self._holder, text)
-        max_outstanding_rounds = min(self._max_outstanding_rounds, hello.max_outstanding_rounds)
-        self.is_free.clear()
-        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds, self._metrics, self._count, self._tracer)
-        self._metrics.num_sessions += 1
-        self._metrics.is_held = True
-        logger.info("coordinator %s, incarnation %d, holds this verifier; W = %d", hello.coordinator_id, hello.incarnation, max_outstanding_rounds)
-        # Slots of earlier sessions close before the first round of this one can start, so all blocks are free to it.
-        return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._verifier.num_blocks)
-
-    def _check(self, hello: Hello) -> None:
-        """Raises what `enter` raises."""
         try:
             self._check(hello)
         except SpecwireError:
