@@ -2,9 +2,11 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
+from specwire.errors import FailedPreconditionError
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription
 
@@ -14,6 +16,7 @@ from .reply_times import ReplyTimes
 
 if TYPE_CHECKING:
     from .lane import Lane
+    from .link import DraftLink
     from .plan import Plan
 
 _WAIT_FACTOR = 3.0
@@ -26,12 +29,15 @@ class Drafter:
 
     Attributes:
         num_open: slots that this coordinator's lanes hold there.
+        links: those that are connected, or about to be.
         window: longest sequence that it drafts for.
         description: as of its last connection; None before the first.
     """
 
-    def __init__(self, address: str, config: CoordinatorConfig) -> None:
+    def __init__(self, address: str, config: CoordinatorConfig, server_name: str = "") -> None:
         self.address = address
+        self.server_name = server_name
+        self.links: set[DraftLink] = set()
         self.num_open = 0
         self.max_num_seqs = 0
         self.max_drafts = 0
@@ -42,9 +48,16 @@ class Drafter:
         self.description: ServiceDescription | None = None
         self._instance_id = ""
 
-    def accept(self, engine: EngineDescription, description: ServiceDescription) -> None:
-        """Takes over its capacities. Raises FailedPreconditionError if its tokens are not the target's, or its messages too small."""
+    def accept(self, engine: EngineDescription, description: ServiceDescription, others: "Iterable[Drafter]") -> None:
+        """Takes over its capacities.
+
+        Raises:
+            FailedPreconditionError: its tokens are not the target's, its messages are too small, or another of its addresses is in use.
+        """
         check_drafter(engine, description)
+        for other in others:
+            if other is not self and other.links and other._instance_id == description.instance_id != "":
+                raise FailedPreconditionError(f"it is the same process as drafter {other.address}, which is connected already; name it once")
         self.description = description
         self.max_num_seqs = description.max_num_seqs or sys.maxsize
         self.max_drafts = description.max_num_draft_tokens or sys.maxsize
@@ -95,7 +108,7 @@ def _count_undrafted(lane: "Lane", plan: "Plan") -> None:
         if num_drafts or not sequence.max_drafts or (sequence.draft_slot is not None and sequence.draft_slot.link.is_usable):
             continue
         length = len(sequence.token_ids)
-        num_undrafted += any(not link.is_connected or length < link.drafter.window for link in lane.links)
+        num_undrafted += not lane.links or any(not link.is_connected or length < link.drafter.window for link in lane.links)
     if num_undrafted:
         lane.counters.fallbacks["no_drafter"] += num_undrafted
         lane.log.warning(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
 from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
 
+from .admission import has_room
 from .backoff import Backoff
 from .countdown import Countdown
 from .counters import Counters, DegradedLog
@@ -30,13 +31,16 @@ class Lane:
     """Drives one verifier: `run` connects and steps until cancelled, and again after every loss.
 
     Attributes:
-        is_ready: connected; reason: why not.
+        is_ready: connected, and takes rounds; reason: why not.
+        is_draining: connected, but the verifier is about to stop: what is in flight is still answered.
+        instance_id: of the verifier that it is connected to, or about to be; empty without one.
         running: its sequences in the order in which they were placed.
         in_flight: rounds that are not answered.
         is_lockstep: the last round carried drafts, so that nothing can follow it before its answer.
         num_free_blocks: as of the last answer, without those promised to rounds in flight.
         preempted_round: rounds before this one were sent before the last preemption took effect.
         unpinned: sequences that look for a drafter; may_pin: they may find one now.
+        leaving: sequences that go to another lane between two steps.
         free, epochs: unused slots, and the last epoch of every slot.
     """
 
@@ -46,6 +50,8 @@ class Lane:
         self.admission = admission
         self.links: list[DraftLink] = []
         self.is_ready = False
+        self.is_draining = False
+        self.instance_id = ""
         self.reason = "not reached yet"
         self.running: dict[Sequence, None] = {}
         self.in_flight: deque[Round] = deque()
@@ -75,6 +81,7 @@ class Lane:
         self.free: list[int] = []
         self.epochs: list[int] = []
         self.unpinned: dict[Sequence, None] = {}
+        self.leaving: dict[Sequence, Lane] = {}
 
     @property
     def counters(self) -> Counters:
@@ -87,6 +94,10 @@ class Lane:
     @property
     def log(self) -> DegradedLog:
         return self.admission.log
+
+    @property
+    def is_connected(self) -> bool:
+        return self.is_ready or self.is_draining
 
     @property
     def has_free_slot(self) -> bool:
@@ -122,6 +133,16 @@ class Lane:
             sequence.draft_slot.link.close_slot(sequence.draft_slot)
         self.wake()
 
+    def _let_go(self) -> None:
+        """Not within a step: its plan names sequences, and their slots must stay its own."""
+        leaving, self.leaving = self.leaving, {}
+        for sequence, lane in leaving.items():
+            if sequence in self.running and has_room(lane, sequence):
+                self.release(sequence)
+                sequence.queued_ns = time.monotonic_ns()
+                lane.place(sequence)
+                self.counters.num_moves += 1
+
     def look_for_drafter(self, sequence: Sequence, *, soon: bool = True) -> None:
         """Lists a sequence as one to pin to a drafter; not soon: once something changes there, or for another sequence."""
         self.unpinned[sequence] = None
@@ -144,7 +165,10 @@ class Lane:
             raise self._lost
         assert self._stream is not None, "a lane that steps has a stream"
         closes, self.closes = self.closes, []
-        self._stream.send(VerifyRound(self._session, self.index, self.next_round, closes, opens, rows, sent_ns=time.time_ns()))
+        traceparents = self.telemetry.launching(self, slots, rows, plan)
+        self._stream.send(
+            VerifyRound(self._session, self.index, self.next_round, closes, opens, rows, traceparents=traceparents, sent_ns=time.time_ns())
+        )
         plan.times.sent_ns = time.monotonic_ns()
         self.in_flight.append(Round(self.next_round, rows, slots, plan))
         self.next_round += 1
@@ -186,10 +210,13 @@ class Lane:
                 try:
                     await self._connect()
                     first_round = self.next_round
-                    while True:
+                    while not self.is_draining or self.in_flight:
+                        if self.leaving:
+                            self._let_go()
                         await step(self)
                         if self.next_round > first_round:
                             backoff.reset()
+                    self._hand_over()
                 except SpecwireError as error:
                     self._lose(error)
                 except Exception as error:
@@ -202,6 +229,7 @@ class Lane:
 
     async def _connect(self) -> None:
         description = await answer_in_time(self._peer.describe(), "Describe")
+        self._claim(description.instance_id)
         await self.admission.accept(self._peer, description)
         stream = self._stream = self._peer.open_stream()
         self._session += 1
@@ -232,7 +260,10 @@ class Lane:
         try:
             while True:
                 result = await stream.receive()
-                self._answers.append((time.monotonic_ns(), result))
+                if result.draining:
+                    self._drain()
+                else:
+                    self._answers.append((time.monotonic_ns(), result))
                 self._event.set()
         except SpecwireError as error:
             self._lost = error
@@ -241,21 +272,47 @@ class Lane:
             self._lost = InternalError(f"{type(error).__name__}: {error}")
         self._event.set()
 
+    def _claim(self, instance_id: str) -> None:
+        """One process is one lane, however many addresses lead to it. Raises FailedPreconditionError if another lane has it."""
+        for other in self.admission.lanes:
+            if instance_id and other is not self and other.instance_id == instance_id:
+                raise FailedPreconditionError(f"it is the same process as lane {other.index}'s verifier {other.address}; name it once")
+        self.instance_id = instance_id
+
+    def _drain(self) -> None:
+        """The verifier is about to stop: no further rounds."""
+        self.is_ready, self.is_draining = False, True
+        self.reason = f"verifier {self.address} is about to stop"
+        self.admission.lane_changed()
+
+    def _hand_over(self) -> None:
+        """The verifier is about to stop and owes no answer: its sequences go on elsewhere."""
+        self.counters.num_handovers += len(self.running)
+        logger.info("lane %d: verifier %s stops; %d sequences go on elsewhere", self.index, self.address, len(self.running))
+        self._leave()
+
     def _lose(self, error: SpecwireError) -> None:
         """The verifier is gone, or has never been there: its sequences wait for another lane, or for this one."""
-        self.reason = f"verifier {self.address}: {error}"
-        if self.is_ready:
+        was, self.reason = self.reason, f"verifier {self.address}: {error}"
+        if self.is_connected:
             self.counters.num_verifier_losses += 1
             self.log.warning(f"lost {self.index}", "lane %d lost %s; %d sequences wait for a verifier", self.index, self.reason, len(self.running))
         else:
             self.counters.num_verifier_refusals += isinstance(error, FailedPreconditionError)
-            self.log.warning(f"without {self.index}", "lane %d can't use %s", self.index, self.reason)
-        self.is_ready = False
+            if self.reason != was:
+                self.log.warning(f"without {self.index}", "lane %d can't use %s", self.index, self.reason)
+        self._leave(error)
+
+    def _leave(self, setback: SpecwireError | None = None) -> None:
+        """Hangs up; what runs here waits for a lane."""
+        self.is_ready = self.is_draining = False
+        self.instance_id = ""
         self._hang_up()
         for sequence in list(self.running):
             self.release(sequence)
-            self.admission.requeue(sequence, setback=error)
+            self.admission.requeue(sequence, setback)
         self.closes.clear()
+        self.leaving.clear()
         for link in self.links:
             link.post(Countdown(), may_open=False)
         self.admission.lane_changed()

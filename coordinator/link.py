@@ -31,7 +31,8 @@ class DraftLink:
     """A stream that reconnects by itself. A drafter that missed its time gets nothing more until it has answered.
 
     Attributes:
-        is_usable: connected and not late.
+        is_usable: connected, not late and not draining.
+        is_draining: the drafter is about to stop.
         slots: live slots by index.
         asks: slots whose drafts the next `post` asks for.
         asked_ns: time.monotonic_ns() of the last round with rows.
@@ -42,6 +43,7 @@ class DraftLink:
         self.lane = lane
         self.is_connected = False
         self.is_late = False
+        self.is_draining = False
         self.is_usable = False
         self.slots: dict[int, DraftSlot] = {}
         self.asks: list[DraftSlot] = []
@@ -58,6 +60,8 @@ class DraftLink:
         self._wait_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._countdown: Countdown | None = None
+        self._last_countdown: Countdown | None = None
+        self._problem = ""
         self._closes: list[SlotRef] = []
         self._unopened: list[DraftSlot] = []
         self.free: list[int] = []
@@ -122,8 +126,11 @@ class DraftLink:
             return
         closes, self._closes = self._closes, []
         assert self._stream is not None, "a usable link has a stream"
+        traceparents = self.lane.telemetry.asking(self, round_, asks) if rows else ()
         self._stream.send(
-            DraftRound(self._session, self.lane.index, self._round, closes, opens, commits, rows=rows, sent_ns=time.time_ns())
+            DraftRound(
+                self._session, self.lane.index, round_, closes, opens, commits, rows=rows, traceparents=traceparents, sent_ns=time.time_ns()
+            )
         )  # fmt: skip
         if rows:
             self._await_answer(countdown, most_drafts, len(rows))
@@ -131,14 +138,16 @@ class DraftLink:
     async def run(self) -> None:
         """Connects, and connects again whenever the stream ends; cancelled from outside."""
         backoff = Backoff()
-        peer = self._connect_peer(self.drafter.address, self._max_message_bytes)
+        peer = self._connect_peer(self.drafter.address, self._max_message_bytes, self.drafter.server_name)
         try:
             while True:
                 try:
                     await self._connect(peer)
-                    while True:
+                    while not self.is_draining or self._asked_round:
                         self._on_reply(await self._receive())
                         backoff.reset()
+                    await self._let_step_go_on()
+                    self._hand_over()
                 except SpecwireError as error:
                     self._lose(error)
                 except Exception as error:
@@ -155,15 +164,20 @@ class DraftLink:
         engine = self.lane.admission.description
         assert engine is not None, "drafters are connected once a verifier is known"
         try:
-            self.drafter.accept(engine, description)
+            self.drafter.accept(engine, description, [link.drafter for link in self.lane.links])
         except SpecwireError:
             self.lane.counters.num_drafter_refusals += 1
             raise
+        self.drafter.links.add(self)
         self._stream = peer.open_stream()
         self._session += 1
         self._stream.send(DraftRound(self._session, self.lane.index, 0, hello=self._hello))
         await answer_in_time(self._receive(), "the hello of a stream")
         self.is_connected = self.is_usable = True
+        # It may be able to do what others could not, or be the first one at all.
+        for sequence in self.lane.running:
+            if sequence.max_drafts and sequence.draft_slot is None:
+                self.lane.look_for_drafter(sequence)
         self.lane.may_pin = True
         self.lane.wake()
         logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
@@ -178,11 +192,30 @@ class DraftLink:
         if self.is_connected:
             lane.counters.num_drafter_losses += 1
             lane.counters.fallbacks["drafter_lost"] += len(self.slots)
-        lane.log.warning(f"drafter {self.drafter.address}", "lane %d: no drafts from %s: %s", lane.index, self.drafter.address, error)
+        if self.is_connected or str(error) != self._problem:
+            self._problem = str(error)
+            lane.log.warning(f"drafter {self.drafter.address}", "lane %d: no drafts from %s: %s", lane.index, self.drafter.address, error)
+        self._leave()
+
+    async def _let_step_go_on(self) -> None:
+        """The step that waits for drafts takes them out of their slots before these close."""
+        if self._last_countdown is not None:
+            await self._last_countdown.wait()
+            await asyncio.sleep(0)  # the step was woken first
+
+    def _hand_over(self) -> None:
+        """The drafter is about to stop and owes no answer: its sequences look for another one."""
+        self.lane.counters.num_drafter_handovers += len(self.slots)
+        logger.info("lane %d: drafter %s stops; its %d sequences look for another one", self.lane.index, self.drafter.address, len(self.slots))
+        self._leave()
+
+    def _leave(self) -> None:
+        lane = self.lane
+        self.drafter.links.discard(self)
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self.is_connected = self.is_usable = self.is_late = False
+        self.is_connected = self.is_usable = self.is_late = self.is_draining = False
         for place in list(self.slots.values()):
             self.close_slot(place)
             lane.look_for_drafter(place.sequence)
@@ -215,7 +248,7 @@ class DraftLink:
         self._asked_size = num_draft_tokens, num_sequences
         self._asked_at, self.asked_ns = loop.time(), time.monotonic_ns()  # the loop's own time may be milliseconds old
         self._wait_s = self.drafter.wait_s(num_draft_tokens, num_sequences)
-        self._countdown = countdown
+        self._countdown = self._last_countdown = countdown
         countdown.add()
         self._timer = loop.call_later(self._wait_s, self._miss)
 
@@ -251,6 +284,9 @@ class DraftLink:
 
     def _on_reply(self, result: DraftResult) -> None:
         counters = self.lane.counters
+        if result.draining:
+            self.is_draining, self.is_usable = True, False
+            return
         if result.round and result.round != self._asked_round:
             counters.num_garbage_drafts += max(1, len(result.rows))
             return
@@ -263,6 +299,6 @@ class DraftLink:
             self._asked_round = 0
             self._answered()
             if self.is_late:
-                self.is_late, self.is_usable = False, True
+                self.is_late, self.is_usable = False, not self.is_draining
                 self.lane.may_pin = True
                 self.lane.wake()

@@ -52,9 +52,9 @@ class VerifierPeer(Peer[Stream[VerifyRound, VerifyResult]], Protocol):
 VerifyStream = Stream[VerifyRound, VerifyResult]
 DraftStream = Stream[DraftRound, DraftResult]
 DrafterPeer = Peer[DraftStream]
-VerifierFactory = Callable[[str, int], VerifierPeer]
-"""(address, most bytes of a message) -> the verifier there."""
-DrafterFactory = Callable[[str, int], DrafterPeer]
+VerifierFactory = Callable[[str, int, str], VerifierPeer]
+"""(address, most bytes of a message, the host name that it was found by or "") -> the verifier there."""
+DrafterFactory = Callable[[str, int, str], DrafterPeer]
 
 
 async def answer_in_time(answer: Awaitable[Answer], to: str) -> Answer:

@@ -29,6 +29,8 @@ class Cluster:
         grpc: real gRPC instead of the in-process transport.
         k: num_speculative_tokens; schedule: num_speculative_tokens_per_batch_size.
         absent: names of services that are not there at the start.
+        discovered: the coordinator knows a name for all verifiers and one for all drafters; `list_verifiers` and `list_drafters` say what
+            they stand for, at first everything; in process only.
         config: further fields of CoordinatorConfig.
     """
 
@@ -41,6 +43,7 @@ class Cluster:
         k: int = 5,
         schedule: Sequence[Sequence[int]] | None = None,
         absent: Sequence[str] = (),
+        discovered: bool = False,
         **config: Any,
     ) -> None:
         self.verifiers = [ScriptedVerifier(dataclasses.replace(script)) for script in verifiers]
@@ -52,6 +55,7 @@ class Cluster:
             num_speculative_tokens=k, num_speculative_tokens_per_batch_size=None if schedule is None else tuple(tuple(entry) for entry in schedule)
         )
         self._absent = absent
+        self._is_discovered = discovered
         self._config_changes = config
         self._patch = mock.patch("coordinator.engine.step", self._checked_step)
         self.engine: Engine = None  # type: ignore[assignment]
@@ -61,6 +65,10 @@ class Cluster:
         drafters = [await self._network.put(f"d{i}", drafter) for i, drafter in enumerate(self.drafters)]
         for name in self._absent:
             await self._network.kill(name)
+        if self._is_discovered:
+            self.list_verifiers(*range(len(verifiers)))
+            self.list_drafters(*range(len(drafters)))
+            verifiers, drafters = ["verifier:1"], ["drafter:1"]
         config = CoordinatorConfig(
             verifiers=tuple(verifiers), drafters=tuple(drafters), speculative_config=self._speculative, **self._config_changes
         )  # fmt: skip
@@ -121,6 +129,29 @@ class Cluster:
         self.verifiers[index] = ScriptedVerifier(dataclasses.replace(self.verifiers[index].script, **changes))
         await self._network.put(f"v{index}", self.verifiers[index])
 
+    async def add_verifier(self, **changes: Any) -> int:
+        """Starts one more like the first; its index. Nobody knows of it yet."""
+        self.verifiers.append(ScriptedVerifier(dataclasses.replace(self.verifiers[0].script, **changes)))
+        await self._network.put(f"v{len(self.verifiers) - 1}", self.verifiers[-1])
+        return len(self.verifiers) - 1
+
+    async def add_drafter(self, **changes: Any) -> int:
+        self.drafters.append(ScriptedDrafter(dataclasses.replace(self.drafters[0].script, **changes)))
+        await self._network.put(f"d{len(self.drafters) - 1}", self.drafters[-1])
+        return len(self.drafters) - 1
+
+    def list_verifiers(self, *indices: int) -> None:
+        """The verifiers' name stands for these from the next look-up on."""
+        self.network.names["verifier"] = [f"v{index}" for index in indices]
+
+    def list_drafters(self, *indices: int) -> None:
+        self.network.names["drafter"] = [f"d{index}" for index in indices]
+
+    @property
+    def network(self) -> LocalNetwork:
+        assert isinstance(self._network, InProcessNetwork), "over gRPC there are no names"
+        return self._network.local
+
     async def kill_drafter(self, index: int) -> None:
         await self._network.kill(f"d{index}")
 
@@ -170,17 +201,17 @@ class InProcessNetwork:
     """LocalNetwork with addresses by name."""
 
     def __init__(self) -> None:
-        self._network = LocalNetwork()
+        self.local = LocalNetwork()
 
     async def put(self, name: str, service: ScriptedVerifier | ScriptedDrafter) -> str:
-        self._network.put(f"{name}:1", service)
+        self.local.put(f"{name}:1", service)
         return f"{name}:1"
 
     async def kill(self, name: str, error: SpecwireError | None = None) -> None:
-        self._network.kill(f"{name}:1", error)
+        self.local.kill(f"{name}:1", error)
 
     def make_engine(self, config: CoordinatorConfig) -> Engine:
-        return Engine(config, self._network.connect_verifier, self._network.connect_drafter)
+        return Engine(config, self.local.connect_verifier, self.local.connect_drafter, self.local.resolve)
 
     async def close(self) -> None:
         pass

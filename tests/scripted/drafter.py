@@ -1,10 +1,11 @@
 """A scripted drafter: the whole protocol of sessions, slots and rounds; its drafts match the scripted target as often as asked."""
 
 import random
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specwire.errors import InvalidArgumentError
+from specwire.errors import InvalidArgumentError, UnavailableError
 from specwire.messages import DraftCost, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, RowStatus, ServiceDescription, SlotRef
 from tests.scripted.target import Prefix, Target
 
@@ -25,7 +26,7 @@ class DrafterScript:
     max_num_seqs: int = 64
     max_num_draft_tokens: int = 16
     tokenizer_fingerprint: str = ""
-    instance_id: str = "drafter-1"
+    instance_id: str = ""  # a new one for each drafter
     acceptance: float = 1.0
     num_catch_up_rounds: int = 0
     garbage: tuple[str, ...] = ()
@@ -55,7 +56,10 @@ class ScriptedDrafter:
     def __init__(self, script: DrafterScript | None = None, seed: int = 0) -> None:
         self.script = script or DrafterScript()
         self.target = Target(self.script.alphabet)
+        self.instance_id = self.script.instance_id or uuid.uuid4().hex
+        self.is_draining = False
         self.num_open = 0
+        self.num_rows = 0
         self.num_rounds = 0
         self._sessions: list[DraftSession] = []
         self._random = random.Random(seed)
@@ -63,12 +67,14 @@ class ScriptedDrafter:
     def describe(self) -> ServiceDescription:
         script = self.script
         return ServiceDescription(
-            model_id="scripted-draft", instance_id=script.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
+            model_id="scripted-draft", instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, tokenizer_fingerprint=script.tokenizer_fingerprint,
             method="scripted", draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes,
         )  # fmt: skip
 
     def open_session(self) -> DraftSession:
+        if self.is_draining:
+            raise UnavailableError("the drafter is stopping; use another one")
         self._sessions.append(DraftSession())
         return self._sessions[-1]
 
@@ -87,6 +93,7 @@ class ScriptedDrafter:
             raise InvalidArgumentError(f"round {message.round} follows round {session.last_round}; rounds must ascend")
         session.last_round = message.round
         self.num_rounds += 1
+        self.num_rows += len(message.rows)
         for close in message.closes:
             self._close(session, close)
         for open_ in message.opens:

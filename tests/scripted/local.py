@@ -19,6 +19,7 @@ class LocalNetwork:
         self._services: dict[str, ScriptedVerifier | ScriptedDrafter] = {}
         self._streams: dict[str, set[_LocalStream]] = {}
         self._arrivals: dict[str, asyncio.Event] = {}
+        self.names: dict[str, list[str]] = {}
 
     def put(self, address: str, service: ScriptedVerifier | ScriptedDrafter) -> None:
         self.kill(address)
@@ -35,10 +36,23 @@ class LocalNetwork:
         for stream in list(self._streams.get(address, ())):
             stream.end(error or UnavailableError(f"{address} was killed"))
 
-    def connect_verifier(self, address: str, max_message_bytes: int) -> "LocalVerifierPeer":
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """coordinator.discovery.Resolver: hosts that are not in `names` stand for themselves."""
+        return list(self.names.get(host, [host]))
+
+    def drain(self, address: str) -> None:
+        """A service says that it is about to stop and takes no further streams."""
+        self._services[address].is_draining = True
+        for stream in self._streams.get(address, ()):
+            stream.announce_end()
+
+    def num_streams(self, address: str) -> int:
+        return len(self._streams.get(address, ()))
+
+    def connect_verifier(self, address: str, max_message_bytes: int, server_name: str = "") -> "LocalVerifierPeer":
         return LocalVerifierPeer(self, address)
 
-    def connect_drafter(self, address: str, max_message_bytes: int) -> "LocalDrafterPeer":
+    def connect_drafter(self, address: str, max_message_bytes: int, server_name: str = "") -> "LocalDrafterPeer":
         return LocalDrafterPeer(self, address)
 
     async def wait_for(self, address: str) -> Any:
@@ -138,6 +152,10 @@ class _LocalStream(ABC):
         """Answers rounds until cancelled."""
 
     @abstractmethod
+    def announce_end(self) -> None:
+        """The service tells the client to go on elsewhere."""
+
+    @abstractmethod
     def _end_session(self) -> None:
         """Frees what the stream held."""
 
@@ -173,6 +191,9 @@ class _LocalVerifyStream(_LocalStream):
             verifier.answered(self._session)
             self._inbox.put_nowait(result)
 
+    def announce_end(self) -> None:
+        self._inbox.put_nowait(VerifyResult(0, 0, 0, draining=True))
+
     def _end_session(self) -> None:
         if self._session is not None and not self._session.is_over:
             self._service.end_session(self._session)
@@ -187,13 +208,16 @@ class _LocalDraftStream(_LocalStream):
         if first.hello is None:
             raise InvalidArgumentError("the first message has no hello")
         self._session = drafter.open_session()
-        self._inbox.put_nowait(DraftResult(0, 0, 0, welcome=Welcome(drafter.script.instance_id, 8)))
+        self._inbox.put_nowait(DraftResult(0, 0, 0, welcome=Welcome(drafter.instance_id, 8)))
         while True:
             message = await self._next()
             await pause(drafter.script.delay_s, message)
             result = drafter.answer(self._session, message)
             if result is not None:
                 self._inbox.put_nowait(result)
+
+    def announce_end(self) -> None:
+        self._inbox.put_nowait(DraftResult(0, 0, 0, draining=True))
 
     def _end_session(self) -> None:
         if self._session is not None:

@@ -106,7 +106,7 @@ class _DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             raise InvalidArgumentError("the first message of a Draft stream has no hello")
         session = drafter.open_session()
         try:
-            yield draft.pack_result(DraftResult(first.session, first.lane, 0, welcome=Welcome(drafter.script.instance_id, 8)))
+            yield draft.pack_result(DraftResult(first.session, first.lane, 0, welcome=Welcome(drafter.instance_id, 8)))
             async for request in requests:
                 message = draft.unpack_round(request)
                 await pause(drafter.script.delay_s, message)

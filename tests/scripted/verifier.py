@@ -1,10 +1,11 @@
 """A scripted verifier: the whole protocol of rounds, slots, blocks and sessions over a scripted target; no torch, no gRPC."""
 
+import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
+from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, UnsupportedError
 from specwire.messages import (
     Hello,
     RowStatus,
@@ -49,7 +50,7 @@ class VerifierScript:
     numerics_version: str = "1"
     rejection_sample_method: str = "strict"
     tokenizer: TokenizerSpec | None = None
-    instance_id: str = "verifier-1"
+    instance_id: str = ""  # a new one for each verifier
     delay_s: float | Callable[[VerifyRound], float] = 0.0
     is_bad: Callable[[VerifyOpen, int], bool] | None = None
     lose_row: Callable[[int, VerifyRow], bool] | None = None
@@ -92,9 +93,12 @@ class ScriptedVerifier:
     def __init__(self, script: VerifierScript | None = None) -> None:
         self.script = script or VerifierScript()
         self.target = Target(self.script.alphabet)
+        self.instance_id = self.script.instance_id or uuid.uuid4().hex
+        self.is_draining = False
         self.session: Session | None = None
         self.num_blocks_used = 0
         self.num_rounds = 0
+        self.num_rows = 0
         self.num_stray_rows = 0  # rows of slots that their own coordinator had closed
         self.received: deque[VerifyRound] = deque(maxlen=10_000)
         self.num_draft_tokens = 0
@@ -108,7 +112,7 @@ class ScriptedVerifier:
     def describe(self) -> ServiceDescription:
         script = self.script
         return ServiceDescription(
-            model_id="scripted", instance_id=script.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
+            model_id="scripted", instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, weights_hash=script.weights_hash,
             tokenizer_fingerprint=script.tokenizer.fingerprint if script.tokenizer else "",
             dtype=script.dtype, numerics_version=script.numerics_version, device="cpu",
@@ -124,6 +128,8 @@ class ScriptedVerifier:
 
     def open_session(self, hello: Hello) -> tuple[Session, Welcome]:
         """Takes over from an equal id's session of no higher incarnation; refuses anyone else while a session lives."""
+        if self.is_draining:
+            raise UnavailableError("the verifier is stopping; use another one")
         held = self.session
         if held is not None and not held.is_over:
             if held.hello.coordinator_id != hello.coordinator_id:
@@ -135,7 +141,7 @@ class ScriptedVerifier:
             self.end_session(held)
             held.on_taken_over()
         self.session = Session(hello, min(hello.max_outstanding_rounds, self.script.max_outstanding_rounds))
-        welcome = Welcome(self.script.instance_id, self.session.max_outstanding_rounds, self.num_blocks - self.num_blocks_used)
+        welcome = Welcome(self.instance_id, self.session.max_outstanding_rounds, self.num_blocks - self.num_blocks_used)
         return self.session, welcome
 
     def end_session(self, session: Session) -> None:
@@ -168,6 +174,7 @@ class ScriptedVerifier:
         """Runs the oldest queued round."""
         message = session.queue.popleft()
         self.num_rounds += 1
+        self.num_rows += len(message.rows)
         for index in [index for index, slot in session.slots.items() if slot.is_dead]:
             self.num_blocks_used -= session.slots.pop(index).num_blocks
         for open_ in message.opens:

@@ -1,0 +1,128 @@
+"""Evens out what runs where: lanes and drafters that have come late get their share of the sequences that run already."""
+
+import asyncio
+import logging
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
+
+from .admission import Admission, has_room
+
+if TYPE_CHECKING:
+    from .draft_slot import DraftSlot
+    from .drafters import Drafter
+    from .link import DraftLink
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+_LEAST_SHARE = 0.6
+"""Of the mean: moving begins where the emptiest has less."""
+_NUM_LOOKS = 2
+"""Looks in a row that must find it so: an unevenness that ends by itself is not worth a move."""
+_ROUNDS_PER_LOOK = 2
+"""Bounds the cost of moving: what is computed anew after one look fills about so many rounds."""
+
+
+class Balancer:
+    """Looks once a second and moves some sequences where the load is uneven. A move neither loses nor repeats a token.
+
+    Args:
+        admission: has the lanes and the counters.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._lanes = _Watch()
+        self._drafters = _Watch()
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            self.look()
+
+    def look(self) -> None:
+        """One look at lanes and drafters."""
+        self._balance_lanes()
+        self._balance_drafters()
+
+    def _balance_lanes(self) -> None:
+        lanes = [lane for lane in self._admission.lanes if lane.is_ready]
+        loads = {lane: len(lane.running) for lane in lanes}
+        if not self._lanes.is_uneven(list(loads.values())) or any(lane.leaving for lane in lanes):
+            return
+        budget, num_leaving = self._budget, 0
+        while True:
+            source, target = max(lanes, key=loads.__getitem__), min(lanes, key=loads.__getitem__)
+            movable = [sequence for sequence in source.running if not sequence.num_setbacks and sequence not in source.leaving]
+            sequence = min(movable, key=lambda sequence: len(sequence.token_ids), default=None)
+            if sequence is None or loads[source] - loads[target] < 2 or not has_room(target, sequence):
+                break
+            budget -= len(sequence.token_ids)
+            if num_leaving and budget < 0:
+                break
+            num_leaving += 1
+            loads[source] -= 1
+            loads[target] += 1
+            source.leaving[sequence] = target
+            source.wake()
+        if num_leaving:
+            logger.info("moves %d sequences between lanes, which then run %s", num_leaving, list(loads.values()))
+
+    def _balance_drafters(self) -> None:
+        drafters = list({link.drafter: None for lane in self._admission.lanes for link in lane.links if link.is_usable})
+        if len(drafters) < 2:
+            return
+        source = max(drafters, key=lambda drafter: drafter.num_open)
+        # One that is full, or too small for what runs, has all that it can have.
+        others = [drafter for drafter in drafters if drafter is not source and self._next_pin(source, drafter) is not None]
+        if not self._drafters.is_uneven([drafter.num_open for drafter in (source, *others)]):
+            return
+        budget, num_moved = self._budget, 0
+        while others:
+            target = min(others, key=lambda drafter: drafter.num_open)
+            pin = self._next_pin(source, target) if source.num_open - target.num_open >= 2 else None
+            if pin is None:
+                break
+            place, link = pin
+            budget -= len(place.sequence.token_ids)
+            if num_moved and budget < 0:
+                break
+            num_moved += 1
+            place.link.close_slot(place)
+            link.take(place.sequence)
+            link.lane.wake()
+            source = max((source, *others), key=lambda drafter: drafter.num_open)
+        if num_moved:
+            self._admission.counters.num_drafter_moves += num_moved
+            logger.info("moved %d sequences between drafters, which now have %s", num_moved, [drafter.num_open for drafter in drafters])
+
+    def _next_pin(self, source: "Drafter", target: "Drafter") -> "tuple[DraftSlot, DraftLink] | None":
+        """The shortest sequence of one drafter that another can take, and the link that takes it."""
+        pins = []
+        for lane in self._admission.lanes:
+            to = next((link for link in lane.links if link.drafter is target), None)
+            if to is not None:
+                places = [place for link in lane.links if link.drafter is source for place in link.slots.values()]
+                pins += [(place, to) for place in places if to.can_take(place.sequence)]
+        return min(pins, key=lambda pin: len(pin[0].sequence.token_ids), default=None)
+
+    @property
+    def _budget(self) -> int:
+        """Tokens to compute anew after one look."""
+        return _ROUNDS_PER_LOOK * max((lane.max_num_batched_tokens for lane in self._admission.lanes), default=0)
+
+
+class _Watch:
+    """Decides when to move: once the emptiest had too little for some looks in a row, and then until it has the mean, rounded down."""
+
+    def __init__(self) -> None:
+        self._num_looks = 0
+
+    def is_uneven(self, loads: SequenceOf[int]) -> bool:
+        least, mean = min(loads, default=0), sum(loads) / max(1, len(loads))
+        if max(loads, default=0) - least < 2 or least >= int(mean):
+            self._num_looks = 0
+        elif self._num_looks < _NUM_LOOKS:
+            self._num_looks = self._num_looks + 1 if least < _LEAST_SHARE * mean else 0
+        return self._num_looks >= _NUM_LOOKS
