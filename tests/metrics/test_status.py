@@ -1,0 +1,169 @@
+"""GetStatus and `specwire status`: what they say is what happened."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from specwire.cli import app
+from specwire.cli.status import Look, look_again, print_looks, show_live
+from specwire.cli.status_view import render
+from specwire.client import AsyncClient, Client
+from specwire.errors import UnavailableError
+from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
+from specwire.wire.status import pack_status, unpack_status
+from tests.metrics.served import serve_cluster, serve_in_thread
+
+FULL = CoordinatorStatus(
+    version="0.1.0", uptime_s=100.0, is_ready=True, reason="lane 1: gone", model_id="tiny", max_model_len=512, max_num_seqs=16,
+    max_num_batched_tokens=128, num_speculative_tokens=3, max_queue=10, num_waiting=2, num_requests=9, num_requests_ended=5, num_prompt_tokens=70,
+    num_generated_tokens=100, num_preemptions=1, num_drafts=10, num_draft_tokens=28, num_accepted_tokens=14, clipped=("max_num_seqs clipped",),
+    drafts_per_position=(10, 10, 8), accepted_per_position=(8, 4, 2), sequences_by_reason={"stop": 3, "length": 2},
+    fallbacks_by_cause={"no_drafter": 4},
+    lanes=(
+        LaneStatus(0, "v:1", True, "", False, 7, 3, 30, 40, 12, StepStatus(9.5, 1.0, 2.0, 0.5, 0.25, 5.0, 0.75)),
+        LaneStatus(1, "v:2", reason="gone"),
+    ),
+    drafters=(DrafterStatus("d:1", "ngram", "ngram-2-4", True, False, False, 5, 64, 1.5, 20, 1, 60), DrafterStatus("d:2")),
+)  # fmt: skip
+LATER = dataclasses.replace(FULL, uptime_s=102.0, num_generated_tokens=150, num_requests_ended=7, drafts_per_position=(12, 12, 10))
+
+
+def text_of(*looks: object) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - the console's own
+    for look in looks:
+        console.print(look)
+    console.file.close()
+    return console.export_text()
+
+
+@pytest.mark.parametrize("status", [FULL, CoordinatorStatus("unknown", 0.0, False)], ids=["full", "empty"])
+def test_a_status_survives_the_wire(status: CoordinatorStatus) -> None:
+    assert unpack_status(pack_status(status)) == status
+
+
+async def test_a_fresh_coordinator_has_zeros_everywhere(socket_dir: Path) -> None:
+    async with serve_cluster(socket_dir, k=4, max_queue=7) as served, AsyncClient(served.address) as client:
+        status = await client.get_status()
+    assert status.is_ready
+    assert (status.model_id, status.num_speculative_tokens, status.max_queue, status.max_num_seqs) == ("scripted", 4, 7, 16)
+    numbers = {field.name: getattr(status, field.name) for field in dataclasses.fields(status) if field.name.startswith("num_")}
+    assert {name for name, number in numbers.items() if number} == {"num_speculative_tokens"}
+    assert (status.drafts_per_position, status.sequences_by_reason, status.fallbacks_by_cause) == ((), {}, {})
+    [lane], [drafter] = status.lanes, status.drafters
+    assert lane == LaneStatus(0, lane.address, True, num_free_blocks=2048, num_blocks=2048)
+    assert drafter == DrafterStatus(drafter.address, "scripted", "scripted-draft", True, max_num_seqs=64)
+    assert text_of(render(status, None))
+
+
+async def test_counts_are_those_of_the_requests(socket_dir: Path) -> None:
+    async with serve_cluster(socket_dir) as served, AsyncClient(served.address) as client:
+        results = [await client.generate([3 + i, 4, 5], max_tokens=9, temperature=0.0) for i in range(4)]
+        status = await client.get_status()
+    specs = [result.choices[0].spec for result in results]
+    assert (status.num_requests, status.num_requests_ended, status.num_prompt_tokens, status.num_generated_tokens) == (4, 4, 12, 36)
+    assert status.sequences_by_reason == {"length": 4}
+    assert status.num_draft_tokens == sum(spec.num_draft_tokens for spec in specs) > 0
+    assert status.num_accepted_tokens == sum(spec.num_accepted_tokens for spec in specs) == status.num_draft_tokens
+    assert status.num_drafts == sum(spec.num_drafts for spec in specs) == status.drafts_per_position[0]
+    assert status.accepted_per_position == tuple(sum(column) for column in zip(*(spec.accepted_per_position for spec in specs), strict=True))
+    [lane], [drafter] = status.lanes, status.drafters
+    verifier, scripted = served.cluster.verifiers[0], served.cluster.drafters[0]
+    assert lane.num_steps == verifier.num_rounds
+    assert lane.num_speculative_tokens == 3
+    assert drafter.num_replies > 0
+    assert drafter.num_replies <= scripted.num_rounds
+    times = lane.times
+    assert times.step_ms > 0
+    assert 0 < times.plan_ms <= times.step_ms
+    assert times.forward_ms == 0.0, "scripted verifiers give no times"
+    assert drafter.reply_ms > 0
+
+
+def test_the_blocking_client_asks_too(socket_dir: Path) -> None:
+    with serve_in_thread(socket_dir) as address, Client(address) as client:
+        assert client.get_status().is_ready
+
+
+def test_once_prints_tables(socket_dir: Path) -> None:
+    with serve_in_thread(socket_dir) as address:
+        result = CliRunner().invoke(app, ["status", "--address", address])
+    assert result.exit_code == 0, result.stderr
+    for word in ("serving", "scripted", "v0:1", "d0:1", "forward", "accepted at position"):
+        assert word in result.stdout
+
+
+def test_json_is_the_whole_status(socket_dir: Path) -> None:
+    with serve_in_thread(socket_dir) as address:
+        result = CliRunner().invoke(app, ["status", "--json", "--address", address])
+    assert result.exit_code == 0, result.stderr
+    status = json.loads(result.stdout)
+    assert status.keys() == {field.name for field in dataclasses.fields(CoordinatorStatus)}
+    assert status["lanes"][0]["times"].keys() == {field.name for field in dataclasses.fields(StepStatus)}
+
+
+def test_an_absent_coordinator_is_an_error_with_a_remedy(socket_dir: Path) -> None:
+    result = CliRunner().invoke(app, ["status", "--once", "--address", f"unix:{socket_dir}/nobody"])
+    assert result.exit_code == 1
+    assert "nobody can't be reached" in result.stderr
+    assert "specwire up" in result.stderr
+
+
+def test_watching_goes_on_while_the_coordinator_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    answers: list[Look] = [FULL, UnavailableError("the coordinator at c:1 can't be reached"), LATER]
+    waits: list[None] = []
+
+    def ask() -> CoordinatorStatus:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def wait() -> None:
+        waits.append(None)
+        if not answers:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        print_looks(Console(width=160), look_again(ask, wait), as_json=True)
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["uptime_s"] for line in out.splitlines()] == [100.0, 102.0]
+    assert err == "specwire: the coordinator at c:1 can't be reached; trying again\n"
+    assert len(waits) == 3
+
+
+def test_the_live_table_keeps_what_was_seen_last() -> None:
+    console = Console(width=160, record=True, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115 - the console's own
+    looks: Iterator[Look] = iter([FULL, UnavailableError("the coordinator at c:1 can't be reached")])
+    show_live(console, looks)
+    console.file.close()
+    last = console.export_text().rpartition("trying again")[2]
+    assert "tiny" in last
+    assert "ngram-2-4" in last
+
+
+def test_what_the_tables_show() -> None:
+    text = text_of(render(FULL, None))
+    for part in (
+        "7 running, 2 of at most 10 waiting", "9 in, 5 ended (–)", "70 prompt, 100 generated (–)", "length 2, stop 3", "7/16", "3/3", "10/40 (25%)",
+        "9.5", "not ready", "not connected", "5/64", "80%", "40%", "25%", "50%", "no_drafter 4", "lane 1: gone",
+    ):  # fmt: skip
+        assert part in text, f"{part!r} is not in\n{text}"
+
+
+def test_rates_are_differences_over_the_coordinators_clock() -> None:
+    text = text_of(render(LATER, FULL))
+    assert "100 generated" not in text
+    assert "150 generated (25.0/s)" in text
+    assert "7 ended (1.0/s)" in text
+    assert "since the last look" in text
+
+
+def test_a_restarted_coordinator_has_no_rates() -> None:
+    text = text_of(render(FULL, LATER))
+    assert "100 generated (–)" in text
+    assert "since the last look" not in text
