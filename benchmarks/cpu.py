@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.report import RESULTS, Bystanders, print_table, write_report
-from specwire.cli.stack import StackOptions, plan_stack
+from specwire.cli.stack import StackOptions, plan_stack, without_drafters
 from specwire.cli.up import free_port
 from specwire.client import AsyncClient
+from specwire.config import CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
 from specwire.engine.checkpoint import resolve_model
 from specwire.launch import Supervisor
 from specwire.process import MODEL_ENVIRONMENT
@@ -93,14 +94,14 @@ def main() -> None:
     )  # fmt: skip
     figures = {
         "unit": "ms a token at the client, without the first tokens; medians of the rounds",
-        "model": StackOptions().model, "threads": args.threads, "rounds": args.rounds, "results": results,
+        "model": VerifierConfig().model, "threads": args.threads, "rounds": args.rounds, "results": results,
     }  # fmt: skip
     print(f"\nwritten to {write_report('cpu', figures, args.output, bystanders)}")
 
 
 async def measure(dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Both comparisons in one dtype, as far as they were asked for."""
-    folder = resolve_model(StackOptions().model)
+    folder = resolve_model(VerifierConfig().model)
     tokenizer = Tokenizer.from_folder(folder)
     results = []
     async with serve(dtype, args.threads, num_drafters=0) as plain:
@@ -212,11 +213,12 @@ async def start_transformers(folder: Path, dtype: str, num_threads: int) -> Asyn
 async def serve(dtype: str, num_threads: int, num_drafters: int) -> AsyncIterator[Services]:
     """All services as processes, stopped at the end: with an ngram drafter (K = 5, lookup 2 to 4), or plain."""
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=4)
-    options = StackOptions(
-        dtype=dtype, num_threads=num_threads, num_drafters=num_drafters, speculative_config=speculative, max_model_len=2048, kv_cache_memory=128 << 20
-    )
+    verifier = VerifierConfig(dtype=dtype, num_threads=num_threads, max_model_len=2048, kv_cache_memory=128 << 20, speculative_config=speculative)
+    drafter = DrafterConfig(max_num_seqs=verifier.max_num_seqs, speculative_config=speculative)
+    coordinator = CoordinatorConfig(listen=(f"127.0.0.1:{free_port(0)}",), speculative_config=speculative)
+    options = StackOptions(UpConfig(), verifier, (drafter,) * num_drafters, coordinator)
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as folder:
-        stack = plan_stack(options, Path(folder), free_port(0))
+        stack = plan_stack(options if num_drafters else without_drafters(options), Path(folder))
         supervisor = Supervisor(stack.groups(), lambda name, line: logger.log(_level(line), "%s: %s", name, line))
         try:
             await supervisor.start()

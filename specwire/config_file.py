@@ -30,6 +30,7 @@ _TOP = (SPECULATIVE, *SECTIONS, "drafters")
 _SPECULATIVE_KEYS = (*(field.name for field in dataclasses.fields(SpeculativeConfig)), MEAN_RATE)
 # What a drafter itself needs of speculation; the rest is the same for all services.
 _DRAFTING_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_sample_method", "max_model_len")
+_NULL = "tag:yaml.org,2002:null"
 _MAX_SHOWN = 60
 
 
@@ -70,7 +71,7 @@ def read_override(text: str) -> Source:
         ConfigError: as of a file.
     """
     name, separator, value = text.partition("=")
-    if not separator or "." not in name and name != "drafters":
+    if not separator or ("." not in name and name != "drafters"):
         raise ConfigError([Problem("--set", f"{text!r} is not SECTION.KEY=VALUE, for example verifier.max_num_seqs=8")])
     return _Reader("--set", value).read(name.split("."))
 
@@ -94,9 +95,10 @@ class _Reader:
             node = self._loader.get_single_node()
         except yaml.YAMLError as error:
             raise ConfigError([self._syntax_problem(error)]) from error
+        mark = node.start_mark if node else self._loader.get_mark()
         for key in reversed(list(path)):
-            key_node = yaml.ScalarNode("tag:yaml.org,2002:str", key, node and node.start_mark)
-            node = yaml.MappingNode("tag:yaml.org,2002:map", [(key_node, node)], key_node.start_mark)
+            key_node = yaml.ScalarNode("tag:yaml.org,2002:str", key, mark)
+            node = yaml.MappingNode("tag:yaml.org,2002:map", [(key_node, node or yaml.ScalarNode(_NULL, "", mark))], mark)
         source = self._source(node)
         if self._problems:
             raise ConfigError(self._problems)
@@ -144,7 +146,7 @@ class _Reader:
 
     def _entries(self, node: yaml.Node | None, name: str, known: Iterable[str]) -> dict[str, yaml.Node]:
         """The values of a mapping by key; a missing value stands for an empty mapping."""
-        if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"):
+        if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _NULL):
             return {}
         if not isinstance(node, yaml.MappingNode):
             self._report(node, f"{name or 'the file'} must be a mapping of keys to values, one `key: value` a line")
@@ -157,7 +159,7 @@ class _Reader:
             full = f"{name}.{key}" if name else key
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
-                self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else f'known keys are ' + ', '.join(known)}")
+                self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else 'known keys are ' + ', '.join(known)}")
             elif key in entries:
                 self._report(key_node, f"{full} stands here for the second time, first in line {lines[key]}; remove one")
             else:

@@ -157,26 +157,28 @@ def _layers(section: str, sources: Sequence[Source], listed: ListedDrafter | Non
 
 
 def _resolve_speculative(sources: Iterable[Settings], origins: dict[str, str], problems: list[Problem]) -> SpeculativeConfig:
-    """The object of all keys that can be taken; what is wrong with others is added to the problems."""
     merged = merge_speculative(sources)
-    remaining = dict(merged)
-    while True:
-        try:
-            config = SpeculativeConfig.from_dict({key: setting.value for key, setting in remaining.items()})
-            break
-        except SpecwireError as error:
-            message = str(error)
-            # It names the key that is wrong first; others are what it was compared with.
-            culprit = min((key for key in remaining if _position(key, message) >= 0), key=lambda key: _position(key, message), default=None)
-            assert culprit is not None, f"{message!r} names none of {sorted(remaining)}"
-            setting = remaining[culprit]
-            text = f"{setting.name}{message.removeprefix(culprit)}" if message.startswith(culprit) else f"{setting.name}: {message}"
-            problems.append(Problem(setting.origin, text))
-            group = next((group for group in _GROUPS if culprit in group), frozenset({culprit}))
-            remaining = {key: setting for key, setting in remaining.items() if key not in group}
+    config = _build_speculative(merged, problems)
     for each in dataclasses.fields(SpeculativeConfig):
         origins[f"{SPECULATIVE}.{each.name}"] = _speculative_origin(each.name, getattr(config, each.name) != each.default, merged)
     return config
+
+
+def _build_speculative(settings: Settings, problems: list[Problem]) -> SpeculativeConfig:
+    """The object of all keys that can be taken; what is wrong with others is added to the problems."""
+    while True:
+        try:
+            return SpeculativeConfig.from_dict({key: setting.value for key, setting in settings.items()})
+        except SpecwireError as error:
+            message = str(error)
+            # It names the key that is wrong first; others are what it was compared with.
+            culprit = min((key for key in settings if _position(key, message) >= 0), key=lambda key: _position(key, message), default=None)
+            assert culprit is not None, f"{message!r} names none of {sorted(settings)}"
+            name = settings[culprit].name
+            text = f"{name}{message.removeprefix(culprit)}" if message.startswith(culprit) else f"{name}: {message}"
+            problems.append(Problem(settings[culprit].origin, text))
+            group = next((group for group in _GROUPS if culprit in group), frozenset({culprit}))
+            settings = {key: setting for key, setting in settings.items() if key not in group}
 
 
 def _speculative_origin(key: str, is_changed: bool, merged: Settings) -> str:

@@ -1,12 +1,16 @@
 """The command line's frame: the app that commands register with, and errors as messages and exit statuses."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from specwire.errors import SpecwireError
+
+# They read the file themselves.
+_WITHOUT_CLIENT = ("up", "verifier", "drafter", "coordinator", "config")
 
 app = typer.Typer(
     add_completion=False,
@@ -42,6 +46,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def specwire(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
     """Options of every command; --version acts in its callback."""
+    if context.invoked_subcommand in _WITHOUT_CLIENT or not (os.environ.get("SPECWIRE_CONFIG") or os.path.exists("specwire.yaml")):
+        return
+    from specwire.cli.sources import client_defaults
+
+    with exit_on_error(2):
+        context.default_map = client_defaults(context.command)

@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from specwire.client import Choice, Client
+from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.client import Chat, Choice
 from specwire.errors import InvalidArgumentError, UnavailableError
 from specwire.sampling_params import SamplingParams
 
@@ -30,15 +31,15 @@ def read_prompt(argument: str) -> str:
         ) from error
 
 
-def run_generate(address: str, prompt: str, params: SamplingParams, *, as_chat: bool, as_json: bool) -> None:
+def run_generate(connection: ConnectionOptions, prompt: str, params: SamplingParams, *, as_chat: bool, as_json: bool) -> None:
     """Prints the text as it comes, or one JSON object at the end.
 
     Raises:
         SpecwireError: there is no coordinator, or it refuses or fails the request.
     """
     try:
-        with Client(address) as client:
-            request = client.get_tokenizer().encode_chat([{"role": "user", "content": prompt}]) if as_chat else prompt
+        with make_client(connection) as client:
+            request = Chat([{"role": "user", "content": prompt}]) if as_chat else prompt
             if as_json:
                 typer.echo(json.dumps(result_object(client.generate(request, params).choices[0]), ensure_ascii=False))
                 return
@@ -50,9 +51,9 @@ def run_generate(address: str, prompt: str, params: SamplingParams, *, as_chat: 
 
 
 def result_object(choice: Choice) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` prints; text is null where no tokenizer is served."""
     return {
-        "text": choice.text,
+        "text": choice.decoded,
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
         "stop_cause": choice.stop_cause,

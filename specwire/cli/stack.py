@@ -2,49 +2,37 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from specwire.config import DEFAULT_PORT, CoordinatorConfig, DrafterConfig, VerifierConfig, flags
-from specwire.errors import InvalidArgumentError
+from specwire.config import CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig, flags
+from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Setting, Source, resolve
 from specwire.launch import ServiceSpec
-from specwire.speculative_config import SpeculativeConfig
 
-_VERIFIER = VerifierConfig()
+ServiceConfig = VerifierConfig | DrafterConfig | CoordinatorConfig
+AnyConfig = TypeVar("AnyConfig", VerifierConfig, DrafterConfig, CoordinatorConfig)
+
+_MAX_DRAFTERS = 64
+_ORIGIN = "specwire up"
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What `specwire up` was asked for. Most fields are the verifier's (specwire.config).
+    """What `specwire up` is to start.
 
-    Raises:
-        InvalidArgumentError: a value that no service could be started with.
+    Args:
+        up: what it alone knows.
+        verifier: of each of the up.verifiers verifiers.
+        drafters: of each drafter; empty = plain decoding.
+        coordinator: its first address is where clients call; port 0 = any free one.
     """
 
-    model: str = _VERIFIER.model
-    load_format: str = _VERIFIER.load_format
-    dtype: str = _VERIFIER.dtype
-    device: str = _VERIFIER.device
-    num_threads: int = _VERIFIER.num_threads
-    max_model_len: int = _VERIFIER.max_model_len
-    max_num_seqs: int = _VERIFIER.max_num_seqs
-    max_num_batched_tokens: int = _VERIFIER.max_num_batched_tokens
-    kv_cache_memory: int = _VERIFIER.kv_cache_memory
-    port: int = DEFAULT_PORT
-    num_verifiers: int = 1
-    num_drafters: int = 1
-    speculative_config: SpeculativeConfig = _VERIFIER.speculative_config
-
-    def __post_init__(self) -> None:
-        for flag, value, low, high in (
-            ("--port", self.port, 0, 65535),
-            ("--verifiers", self.num_verifiers, 1, 64),
-            ("--drafters", self.num_drafters, 0, 64),
-        ):
-            if not low <= value <= high:
-                raise InvalidArgumentError(f"{flag} is {value}, but must be from {low} to {high}")
-        # The services' own checks, before anything is started.
-        plan_stack(self, Path("folder"), self.port)
+    up: UpConfig
+    verifier: VerifierConfig
+    drafters: tuple[DrafterConfig, ...]
+    coordinator: CoordinatorConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +48,11 @@ class Stack:
         """Where clients call."""
         return self.coordinator.listen[0]
 
+    @property
+    def private_address(self) -> str:
+        """Where this machine may call the coordinator without TLS."""
+        return self.coordinator.listen[-1]
+
     def groups(self) -> list[list[ServiceSpec]]:
         """The processes in the order of starting: the coordinator needs the verifiers and measures nothing of a drafter that loads."""
         drafters = [_spec(_numbered("drafter", index, self.drafters), "drafter_svc", config) for index, config in enumerate(self.drafters)]
@@ -68,63 +61,111 @@ class Stack:
         return [group for group in (verifiers, drafters, [_spec("coordinator", "coordinator", self.coordinator, essential=True)]) if group]
 
 
-def plan_stack(options: StackOptions, folder: Path, port: int, num_cores: int | None = None) -> Stack:
-    """Configures every service.
+def resolve_stack(sources: Sequence[Source], num_cores: int | None = None) -> StackOptions:
+    """The services that these sources ask for, the strongest last.
 
     Args:
-        folder: private folder for the Unix sockets between the services.
-        port: for clients, on 127.0.0.1.
         num_cores: CPU cores to share out; by default those that this process may use.
 
     One verifier may use all cores: a drafter that runs a model works while the verifier waits for it, ngram and coordinator need little.
+
+    Raises:
+        ConfigError: some values are wrong.
     """
+    up = resolve(UpConfig, "up", sources)
     cores = num_cores or len(os.sched_getaffinity(0))
-    num_threads = options.num_threads or (0 if options.num_verifiers == 1 else max(1, cores // options.num_verifiers))
-    speculative = options.speculative_config
-    if not options.num_drafters or speculative.method is None:
-        speculative = dataclasses.replace(speculative, method=None, model=None)
-    verifiers = tuple(
-        VerifierConfig(
-            listen=(f"unix:{folder}/verifier-{index}",),
-            model=options.model,
-            load_format=options.load_format,
-            dtype=options.dtype,
-            device=options.device,
-            num_threads=num_threads,
-            max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            kv_cache_memory=options.kv_cache_memory,
-            speculative_config=speculative,
-        )
-        for index in range(options.num_verifiers)
-    )
-    drafters = tuple(
-        DrafterConfig(
-            listen=(f"unix:{folder}/drafter-{index}",),
-            load_format=options.load_format,
-            dtype=options.dtype,
-            device=options.device,
-            num_threads=options.num_threads,
-            # Any one of them may have to take over the sequences of all.
-            max_num_seqs=options.max_num_seqs * options.num_verifiers,
-            kv_cache_memory=options.kv_cache_memory,
-            speculative_config=speculative,
-        )
-        for index in range(options.num_drafters if speculative.method is not None else 0)
-    )
-    coordinator = CoordinatorConfig(
-        listen=(f"127.0.0.1:{port}",),
+    threads = {"num_threads": _derived(max(1, cores // up.config.verifiers))} if up.config.verifiers > 1 else {}
+    verifier = resolve(VerifierConfig, "verifier", [Source({"verifier": Layer(threads)}), *sources]).config
+    # Any drafter may have to take over the sequences of all verifiers.
+    seqs = {"max_num_seqs": _derived(verifier.max_num_seqs * up.config.verifiers)}
+    drafters = _resolve_drafters(up.config.drafters, up.origins["drafters"], [Source({"drafter": Layer(seqs)}), *sources])
+    coordinator = resolve(CoordinatorConfig, "coordinator", sources)
+    listen = coordinator.config.listen
+    if coordinator.origins["listen"] == DEFAULT or up.origins["port"] != DEFAULT:
+        listen = (f"127.0.0.1:{up.config.port}",)
+    options = StackOptions(up.config, verifier, drafters, dataclasses.replace(coordinator.config, listen=listen))
+    return options if drafters and options.coordinator.speculative_config.method is not None else without_drafters(options)
+
+
+def without_drafters(options: StackOptions) -> StackOptions:
+    """The same stack, decoding plainly."""
+    return dataclasses.replace(options, verifier=_plain(options.verifier), drafters=(), coordinator=_plain(options.coordinator))
+
+
+def plan_stack(options: StackOptions, folder: Path) -> Stack:
+    """Gives every service its addresses.
+
+    Args:
+        folder: private folder for the Unix sockets between the services.
+
+    A port that a service started before has is passed over: where all are given port p for their metrics, they take p, p + 1, ...
+    """
+    verifiers = [dataclasses.replace(options.verifier, listen=(f"unix:{folder}/verifier-{index}",)) for index in range(options.up.verifiers)]
+    drafters = [dataclasses.replace(config, listen=(f"unix:{folder}/drafter-{index}",)) for index, config in enumerate(options.drafters)]
+    coordinator = dataclasses.replace(
+        options.coordinator,
+        # Where health is asked for, whatever TLS the others have.
+        listen=(*options.coordinator.listen, f"unix:{folder}/coordinator"),
         verifiers=tuple(config.listen[0] for config in verifiers),
         drafters=tuple(config.listen[0] for config in drafters),
-        speculative_config=speculative,
     )
-    return Stack(verifiers, drafters, coordinator)
+    taken = {int(address.rpartition(":")[2]) for address in options.coordinator.listen if not address.startswith("unix:")}
+    return Stack(
+        tuple(_with_free_ports(config, taken) for config in verifiers),
+        tuple(_with_free_ports(config, taken) for config in drafters),
+        _with_free_ports(coordinator, taken),
+    )
+
+
+def _resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tuple[DrafterConfig, ...]:
+    listed = next((source.drafters for source in reversed(sources) if source.drafters is not None), None)
+    if number == 0:
+        return ()
+    if listed is None:
+        config = resolve(DrafterConfig, "drafter", sources).config
+        return () if config.speculative_config.method is None else (config,) * number
+    if origin != DEFAULT:
+        raise ConfigError([Problem(origin, f"up.drafters is {number}, but `drafters` lists them; give each entry its count, or remove the list")])
+    drafters = tuple(config for entry in listed for config in [_resolve_listed(entry, sources)] * entry.count)
+    if len(drafters) > _MAX_DRAFTERS:
+        raise ConfigError([Problem("drafters", f"are {len(drafters)} in all, but must be at most {_MAX_DRAFTERS}; lower their count")])
+    return drafters
+
+
+def _resolve_listed(entry: ListedDrafter, sources: Sequence[Source]) -> DrafterConfig:
+    config = resolve(DrafterConfig, "drafter", sources, entry).config
+    if config.speculative_config.method is None:
+        raise ConfigError([Problem("drafters", "an entry has no method, and speculative_config.method is null; give it one, or remove the entry")])
+    return config
+
+
+def _plain(config: AnyConfig) -> AnyConfig:
+    speculative = dataclasses.replace(config.speculative_config, method=None, model=None)
+    return dataclasses.replace(config, speculative_config=speculative)
+
+
+def _derived(value: int) -> Setting:
+    return Setting(value, _ORIGIN, _ORIGIN)
+
+
+def _with_free_ports(config: AnyConfig, taken: set[int]) -> AnyConfig:
+    """Its addresses beside `listen` (metrics_listen), at ports that are not taken."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name.endswith("_listen") and (address := getattr(config, field.name)):
+            host, _, port = address.rpartition(":")
+            number = int(port)
+            while number and number in taken:
+                number += 1
+            taken.add(number)
+            changes[field.name] = f"{host}:{number}"
+    return dataclasses.replace(config, **changes)
 
 
 def _numbered(kind: str, index: int, all_of_kind: tuple[object, ...]) -> str:
     return kind if len(all_of_kind) == 1 else f"{kind}-{index}"
 
 
-def _spec(name: str, module: str, config: VerifierConfig | DrafterConfig | CoordinatorConfig, essential: bool = False) -> ServiceSpec:
-    return ServiceSpec(name, module, tuple(flags(config)), config.listen[0], essential)
+def _spec(name: str, module: str, config: ServiceConfig, essential: bool = False) -> ServiceSpec:
+    # The flags are complete: a file that the environment names would add what was overridden here.
+    return ServiceSpec(name, module, ("--config=", *flags(config)), config.listen[-1], essential)

@@ -1,6 +1,7 @@
 """`specwire up`: every service on this machine, from one command."""
 
 import asyncio
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -28,21 +29,23 @@ logger = logging.getLogger(__name__)
 _FILE_WIDTH = 120  # columns of tables where there is no terminal
 
 
-def run_up(options: StackOptions, *, with_demo: bool, startup_timeout_s: float) -> None:
+def run_up(options: StackOptions, *, with_demo: bool) -> None:
     """Starts all services, reports, and serves until a stop signal.
 
     Raises:
         SpecwireError: something keeps the services from starting, or the coordinator ended.
     """
     check_engine()
-    check_model(options.model)
-    if options.num_drafters and options.speculative_config.method == "draft_model":
-        check_model(options.speculative_config.model or "")
-    port = free_port(options.port)
+    check_model(options.verifier.model)
+    for drafter in options.drafters:
+        if drafter.speculative_config.method == "draft_model":
+            check_model(drafter.speculative_config.model or "")
+    listen = tuple(map(free_address, options.coordinator.listen))
+    options = dataclasses.replace(options, coordinator=dataclasses.replace(options.coordinator, listen=listen))
     set_up_logging("up")
     with tempfile.TemporaryDirectory(prefix="specwire-") as folder:
-        stack = plan_stack(options, Path(folder), port)
-        asyncio.run(serve(stack, with_demo=with_demo, startup_timeout_s=startup_timeout_s))
+        stack = plan_stack(options, Path(folder))
+        asyncio.run(serve(stack, with_demo=with_demo, startup_timeout_s=options.up.startup_timeout_s))
 
 
 async def serve(stack: Stack, *, with_demo: bool, startup_timeout_s: float) -> None:
@@ -95,7 +98,7 @@ async def _present(stack: Stack, with_demo: bool) -> None:
     print_report(console, stack, verifiers, drafters)
     if with_demo:
         try:
-            await run_demo(console, stack.address)
+            await run_demo(console, stack.private_address)
         except SpecwireError as error:
             logger.error("the demo failed: %s", error)
     console.print(
@@ -135,15 +138,23 @@ def check_model(model: str) -> None:
         raise InvalidArgumentError(f"the model {model} does not exist; give a Hugging Face folder, a .gguf file or a hub id")
 
 
-def free_port(port: int) -> int:
+def free_address(address: str) -> str:
+    """The address, with any free port for port 0. Raises UnavailableError if its port can't be bound now."""
+    if address.startswith("unix:"):
+        return address
+    host, _, port = address.rpartition(":")
+    return f"{host}:{free_port(int(port), host)}"
+
+
+def free_port(port: int, host: str = "127.0.0.1") -> int:
     """The port, or any free one for 0. Raises UnavailableError if it can't be bound now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UnavailableError(
-                f"port {port} on 127.0.0.1 can't be used ({os.strerror(error.errno or 0)}); stop what uses it, or choose another one with --port"
-            ) from error
-        bound: int = probe.getsockname()[1]
-        return bound
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            bound: int = probe.getsockname()[1]
+            return bound
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise UnavailableError(f"port {port} on {host} can't be used ({reason}); stop what uses it, or choose another one with --port") from error

@@ -88,3 +88,14 @@ def describe_clipping(schedule: Schedule | None, num_speculative_tokens: int, ma
         if end > max_num_seqs:
             reasons.append(f"[{start}, {end}, {num_tokens}]: end cut to max_num_seqs = {max_num_seqs}")
     return reasons
+
+
+def describe_gaps(schedule: Schedule | None, max_num_seqs: int) -> list[str]:
+    """One sentence for each range of batch sizes that no entry names."""
+    entries = validate_schedule(schedule) if schedule is not None else []
+    reasons = []
+    for (start, end, num_tokens), (next_start, _, _) in zip(entries, [*entries[1:], (max_num_seqs + 1, 0, 0)], strict=True):
+        last = min(next_start - 1, max_num_seqs)
+        if end < last:
+            reasons.append(f"{end + 1} to {last} sequences: in no entry, so that K of [{start}, {end}, {num_tokens}] goes on")
+    return reasons

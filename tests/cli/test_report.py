@@ -7,20 +7,24 @@ from pathlib import Path
 from rich.console import Console
 
 from specwire.cli.report import print_report
-from specwire.cli.stack import StackOptions, plan_stack
+from specwire.cli.stack import StackOptions, plan_stack, resolve_stack
+from specwire.config_file import read_override
 from specwire.messages import ServiceDescription
-from specwire.speculative_config import SpeculativeConfig
 
 VERIFIER = ServiceDescription(
     "target", "v", 100, max_model_len=2048, max_num_draft_tokens=5, max_num_seqs=16, dtype="bfloat16", device="cpu", block_size=16, num_blocks=128,
     max_num_batched_tokens=512,
 )  # fmt: skip
 DRAFTER = ServiceDescription("lookup", "d", 0, max_model_len=2**31 - 1, max_num_draft_tokens=5, max_num_seqs=64, method="ngram")
-SCHEDULE = ((1, 8, 7), (9, 12, 2), (20, 40, 1))
+SCHEDULE = [[1, 8, 7], [9, 12, 2], [20, 40, 1]]
 
 
-def report(options: StackOptions, verifier: ServiceDescription = VERIFIER, drafter: ServiceDescription = DRAFTER) -> list[str]:
-    stack = plan_stack(options, Path("sockets"), 50050)
+def options(*overrides: str) -> StackOptions:
+    return resolve_stack([read_override(text) for text in overrides])
+
+
+def report(wanted: StackOptions, verifier: ServiceDescription = VERIFIER, drafter: ServiceDescription = DRAFTER) -> list[str]:
+    stack = plan_stack(wanted, Path("sockets"))
     console = Console(file=io.StringIO(), width=100)
     print_report(console, stack, [verifier] * len(stack.verifiers), [drafter] * len(stack.drafters))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -29,7 +33,7 @@ def report(options: StackOptions, verifier: ServiceDescription = VERIFIER, draft
 
 
 def test_report_of_the_default_stack() -> None:
-    lines = report(StackOptions())
+    lines = report(options())
     for line in (
         "coordinator 127.0.0.1:50050 clients call here",
         "verifier unix:sockets/verifier-0 target bfloat16 on cpu",
@@ -48,8 +52,7 @@ def test_report_of_the_default_stack() -> None:
 
 
 def test_schedule_is_shown_as_it_takes_effect() -> None:
-    speculative = SpeculativeConfig(num_speculative_tokens_per_batch_size=SCHEDULE)
-    lines = report(StackOptions(speculative_config=speculative))
+    lines = report(options(f"speculative_config.num_speculative_tokens_per_batch_size={SCHEDULE}"))
     start = lines.index("1-8 5")
     assert lines[start : start + 2] == ["1-8 5", "9-16 2"]
     assert "clipped: [1, 8, 7]: K clipped to num_speculative_tokens = 5" in lines
@@ -57,9 +60,8 @@ def test_schedule_is_shown_as_it_takes_effect() -> None:
 
 
 def test_smaller_capacities_are_named() -> None:
-    options = StackOptions(max_model_len=4096)
     verifier = replace(VERIFIER, num_blocks=64, max_model_len=1500, max_num_draft_tokens=3, max_num_batched_tokens=8)
-    lines = report(options, verifier, replace(DRAFTER, max_model_len=1000))
+    lines = report(options("verifier.max_model_len=4096"), verifier, replace(DRAFTER, max_model_len=1000))
     assert [line.removeprefix("clipped: ") for line in lines if line.startswith("clipped")] == [
         "max_model_len clipped from 4096 to 1500: KV cache or message size hold no more",
         "max_model_len clipped from 1500 to 1024: the KV cache holds no longer sequence",
@@ -72,6 +74,6 @@ def test_smaller_capacities_are_named() -> None:
 
 
 def test_plain_decoding_has_no_schedule() -> None:
-    lines = report(StackOptions(num_drafters=0))
+    lines = report(options("up.drafters=0"))
     assert "method none: plain decoding" in lines
     assert not [line for line in lines if line.startswith("schedule")]

@@ -1,92 +1,177 @@
-"""From `specwire up`'s options to the configuration of every service."""
+"""From the file's sections and `specwire up`'s flags to the configuration of every service."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specwire.cli.stack import StackOptions, plan_stack
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, parse_flags
-from specwire.errors import InvalidArgumentError
+from specwire.arguments import parse_flags
+from specwire.cli.stack import StackOptions, plan_stack, resolve_stack
+from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
+from specwire.config_file import read_config_file, read_override
+from specwire.config_layers import ConfigError
 from specwire.speculative_config import SpeculativeConfig
 
 FOLDER = Path("sockets")
 
 
+def options(*overrides: str, num_cores: int = 2) -> StackOptions:
+    return resolve_stack([read_override(text) for text in overrides], num_cores)
+
+
+@pytest.fixture
+def from_file(tmp_path: Path) -> Any:
+    def read(text: str, *overrides: str) -> StackOptions:
+        (tmp_path / "specwire.yaml").write_text(text)
+        return resolve_stack([read_config_file(tmp_path / "specwire.yaml"), *map(read_override, overrides)], num_cores=2)
+
+    return read
+
+
 def test_defaults() -> None:
-    stack = plan_stack(StackOptions(), FOLDER, 50050)
-    (verifier,), (drafter,) = stack.verifiers, stack.drafters
-    assert verifier == VerifierConfig(listen=("unix:sockets/verifier-0",))
-    assert (drafter.listen, drafter.speculative_config) == (("unix:sockets/drafter-0",), SpeculativeConfig())
+    stack = plan_stack(options(), FOLDER)
+    assert stack.verifiers == (VerifierConfig(listen=("unix:sockets/verifier-0",)),)
+    assert stack.drafters == (DrafterConfig(listen=("unix:sockets/drafter-0",), max_num_seqs=16),)
     assert stack.coordinator == CoordinatorConfig(
-        listen=("127.0.0.1:50050",), verifiers=("unix:sockets/verifier-0",), drafters=("unix:sockets/drafter-0",)
+        listen=("127.0.0.1:50050", "unix:sockets/coordinator"), verifiers=("unix:sockets/verifier-0",), drafters=("unix:sockets/drafter-0",)
     )
     assert stack.address == "127.0.0.1:50050"
 
 
-def test_every_option_reaches_its_services() -> None:
+def test_sections_reach_their_services(from_file: Any) -> None:
+    """Any key of any section does, so that a new one needs no change here."""
+    stack = plan_stack(
+        from_file("""
+speculative_config: {method: draft_model, model: draft, num_speculative_tokens: 3}
+verifier: {model: target, dtype: float32, max_num_seqs: 5, num_kv_blocks: 7}
+drafter: {device: "cuda:1", prefill_chunk: 9, speculative_config: {draft_sample_method: greedy}}
+coordinator: {max_queue: 11, verifier_wait_s: 2}
+up: {verifiers: 2, drafters: 3, port: 1234}
+"""),
+        FOLDER,
+    )
     speculative = SpeculativeConfig(method="draft_model", model="draft", num_speculative_tokens=3)
-    options = StackOptions(
-        model="target", load_format="dummy", dtype="float32", device="cuda:1", num_threads=3, max_model_len=99, max_num_seqs=5,
-        max_num_batched_tokens=77, kv_cache_memory=1 << 20, num_verifiers=2, num_drafters=3, speculative_config=speculative,
+    greedy = SpeculativeConfig(method="draft_model", model="draft", num_speculative_tokens=3, draft_sample_method="greedy")
+    assert stack.verifiers == tuple(
+        VerifierConfig(
+            (f"unix:sockets/verifier-{index}",), model="target", dtype="float32", max_num_seqs=5, num_kv_blocks=7, num_threads=1,
+            speculative_config=speculative,
+        )
+        for index in range(2)
     )  # fmt: skip
-    stack = plan_stack(options, FOLDER, 1234)
-    assert len(stack.verifiers) == 2
-    for index, verifier in enumerate(stack.verifiers):
-        assert verifier == VerifierConfig(
-            listen=(f"unix:sockets/verifier-{index}",), model="target", load_format="dummy", dtype="float32", device="cuda:1", num_threads=3,
-            max_model_len=99, max_num_seqs=5, max_num_batched_tokens=77, kv_cache_memory=1 << 20, speculative_config=speculative,
-        )  # fmt: skip
-    assert len(stack.drafters) == 3
-    for index, drafter in enumerate(stack.drafters):
-        assert drafter == DrafterConfig(
-            listen=(f"unix:sockets/drafter-{index}",), load_format="dummy", dtype="float32", device="cuda:1", num_threads=3, max_num_seqs=10,
-            kv_cache_memory=1 << 20, speculative_config=speculative,
-        )  # fmt: skip
-    assert len(stack.coordinator.verifiers) == 2
-    assert len(stack.coordinator.drafters) == 3
-    assert stack.coordinator.speculative_config == speculative
+    assert stack.drafters == tuple(
+        DrafterConfig((f"unix:sockets/drafter-{index}",), device="cuda:1", prefill_chunk=9, max_num_seqs=10, speculative_config=greedy)
+        for index in range(3)
+    )
+    assert stack.coordinator == CoordinatorConfig(
+        ("127.0.0.1:1234", "unix:sockets/coordinator"), ("unix:sockets/verifier-0", "unix:sockets/verifier-1"),
+        ("unix:sockets/drafter-0", "unix:sockets/drafter-1", "unix:sockets/drafter-2"),
+        max_queue=11, verifier_wait_s=2.0, speculative_config=speculative,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [StackOptions(num_drafters=0), StackOptions(speculative_config=SpeculativeConfig(method=None))])
-def test_plain_decoding_needs_no_drafter(options: StackOptions) -> None:
-    stack = plan_stack(options, FOLDER, 1)
+def test_drafters_may_mix_methods_and_devices(from_file: Any) -> None:
+    text = """
+speculative_config: {num_speculative_tokens: 4}
+drafter: {num_threads: 1, dtype: float32}
+drafters:
+  - {method: ngram, prompt_lookup_max: 6, prompt_lookup_min: 3, count: 2}
+  - {model: draft, device: cuda, num_threads: 3, num_speculative_tokens: 2}
+"""
+    drafters = from_file(text).drafters
+    ngram = DrafterConfig(num_threads=1, dtype="float32", max_num_seqs=16).speculative_config
+    assert [config.speculative_config.method for config in drafters] == ["ngram", "ngram", "draft_model"]
+    assert (drafters[0].num_threads, drafters[0].device, drafters[0].dtype) == (1, "cpu", "float32")
+    assert (drafters[0].speculative_config.prompt_lookup_min, drafters[0].speculative_config.prompt_lookup_max) == (3, 6)
+    assert (drafters[2].num_threads, drafters[2].device, drafters[2].dtype) == (3, "cuda", "float32")
+    assert drafters[2].speculative_config.model == "draft"
+    assert [config.speculative_config.num_speculative_tokens for config in drafters] == [4, 4, 2]
+    assert from_file(text).coordinator.speculative_config == SpeculativeConfig(num_speculative_tokens=4)
+    assert ngram.method == "ngram"
+    assert [spec.name for group in plan_stack(from_file(text), FOLDER).groups() for spec in group] == [
+        "verifier", "drafter-0", "drafter-1", "drafter-2", "coordinator",
+    ]  # fmt: skip
+    assert from_file(text, "drafters=[{method: ngram}]").drafters == (from_file(text, "drafters=[{}]").drafters)
+    assert [config.device for config in from_file(text, "drafter.device=cpu").drafters] == ["cpu"] * 3, "the stronger source wins"
+    assert from_file(text, "up.drafters=0").drafters == ()
+
+
+@pytest.mark.parametrize("override", ["up.drafters=0", "speculative_config.method=null", "drafter.speculative_config.method=null"])
+def test_plain_decoding_needs_no_drafter(override: str) -> None:
+    stack = plan_stack(options(override), FOLDER)
     assert stack.drafters == ()
     assert stack.coordinator.drafters == ()
     assert stack.coordinator.speculative_config.method is None
+    assert stack.verifiers[0].speculative_config.method is None
     assert [[spec.name for spec in group] for group in stack.groups()] == [["verifier"], ["coordinator"]]
 
 
 @pytest.mark.parametrize(("num_verifiers", "num_cores", "num_threads"), [(1, 2, 0), (2, 2, 1), (2, 8, 4), (3, 2, 1)])
 def test_verifiers_share_the_cores(num_verifiers: int, num_cores: int, num_threads: int) -> None:
-    stack = plan_stack(StackOptions(num_verifiers=num_verifiers), FOLDER, 1, num_cores)
-    assert {verifier.num_threads for verifier in stack.verifiers} == {num_threads}
+    assert options(f"up.verifiers={num_verifiers}", num_cores=num_cores).verifier.num_threads == num_threads
+    assert options(f"up.verifiers={num_verifiers}", "verifier.num_threads=5", num_cores=num_cores).verifier.num_threads == 5
 
 
-def test_processes_get_their_configuration_as_flags() -> None:
-    stack = plan_stack(StackOptions(num_verifiers=2, max_num_seqs=3), FOLDER, 1)
+@pytest.mark.parametrize(
+    ("overrides", "listen"),
+    [
+        ([], ("127.0.0.1:50050",)),
+        (["up.port=7"], ("127.0.0.1:7",)),
+        (["coordinator.listen=0.0.0.0:8,unix:c"], ("0.0.0.0:8", "unix:c")),
+        (["coordinator.listen=0.0.0.0:8", "up.port=7"], ("127.0.0.1:7",)),
+    ],
+)
+def test_where_clients_call(overrides: list[str], listen: tuple[str, ...]) -> None:
+    assert options(*overrides).coordinator.listen == listen
+
+
+def test_processes_get_their_configuration_as_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = plan_stack(options("up.verifiers=2", "verifier.max_num_seqs=3"), FOLDER)
     groups = stack.groups()
     assert [[(spec.name, spec.module, spec.essential) for spec in group] for group in groups] == [
         [("verifier-0", "verifier_svc", False), ("verifier-1", "verifier_svc", False)],
         [("drafter", "drafter_svc", False)],
         [("coordinator", "coordinator", True)],
     ]
+    monkeypatch.setenv("SPECWIRE_CONFIG", "no-such-file")  # theirs are complete
     assert parse_flags(VerifierConfig, "verifier", groups[0][1].arguments) == stack.verifiers[1]
     assert parse_flags(DrafterConfig, "drafter", groups[1][0].arguments) == stack.drafters[0]
     assert parse_flags(CoordinatorConfig, "coordinator", groups[2][0].arguments) == stack.coordinator
-    assert [spec.address for group in groups for spec in group][-1] == "127.0.0.1:1"
+    assert [spec.address for group in groups for spec in group][-1] == "unix:sockets/coordinator"
+
+
+def test_metrics_ports_follow_each_other() -> None:
+    everywhere = [f"{section}.metrics_listen=127.0.0.1:9000" for section in ("verifier", "drafter", "coordinator")]
+    stack = plan_stack(options(*everywhere, "up.verifiers=2", "up.port=9003"), FOLDER)
+    configs = [*stack.verifiers, *stack.drafters, stack.coordinator]
+    assert [config.metrics_listen.rpartition(":")[2] for config in configs] == ["9000", "9001", "9002", "9004"], "9003 is the clients'"
+    stack = plan_stack(options("verifier.metrics_listen=h:0", "up.verifiers=2", "drafter.metrics_listen=h:7", "up.drafters=2"), FOLDER)
+    assert [config.metrics_listen for config in stack.verifiers + stack.drafters] == ["h:0", "h:0", "h:7", "h:8"]
+    assert stack.coordinator.metrics_listen == ""
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("overrides", "message"),
     [
-        ({"port": 70000}, "--port is 70000, but must be from 0 to 65535"),
-        ({"num_verifiers": 0}, "--verifiers is 0, but must be from 1 to 64"),
-        ({"num_drafters": -1}, "--drafters is -1, but must be from 0 to 64"),
-        ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
-        ({"dtype": "float16"}, "--dtype is 'float16'"),
+        (["up.port=70000"], "--set: up.port is 70000, but must be a number from 0 to 65535"),
+        (["up.verifiers=0"], "up.verifiers is 0, but must be a number from 1 to 64"),
+        (["up.drafters=-1"], "up.drafters is -1, but must be a number from 0 to 64"),
+        (["verifier.max_num_seqs=0"], "verifier.max_num_seqs is 0"),
+        (["verifier.dtype=float16"], "verifier.dtype is 'float16'"),
+        (["drafters=[{}]", "up.drafters=2"], "up.drafters is 2, but `drafters` lists them"),
+        (["drafters=[{count: 40}, {count: 25}]"], "are 65 in all, but must be at most 64"),
+        (["drafters=[{count: 65}]"], "drafters[0].count is 65, but must be a number from 1 to 64"),
+        (["drafters=[{method: draft_model}]"], "drafters[0].method is draft_model, but model is not set"),
+        (["speculative_config.method=null", "drafters=[{}]"], "an entry has no method"),
+        (["verifiers.model=x"], "verifiers is an unknown key; did you mean verifier?"),
+        (["verifier.modle=x"], "verifier.modle is an unknown key; did you mean model?"),
+        (["verifier"], "'verifier' is not SECTION.KEY=VALUE"),
+        (["verifier.model"], "'verifier.model' is not SECTION.KEY=VALUE"),
+        (["verifier.max_num_seqs={"], "is no YAML"),
+        (["verifier.max_num_seqs="], "verifier.max_num_seqs is empty, but must be an integer"),
     ],
 )
-def test_bad_options_are_refused_before_anything_starts(values: dict, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
-        StackOptions(**values)
+def test_bad_values_are_refused_before_anything_starts(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        options(*overrides)

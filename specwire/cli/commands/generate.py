@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.config import DEFAULT_PORT
+from specwire.cli.connection import DEFAULT_ADDRESS, Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey
 
 
 @app.command()
@@ -18,7 +18,11 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask the prompt as a question, in the model's chat template.")] = False,
-    address: Annotated[str, typer.Option(envvar="SPECWIRE_ADDRESS", help="The coordinator: host:port or unix:path.")] = f"127.0.0.1:{DEFAULT_PORT}",
+    address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids, usage and speculation.")] = False,
 ) -> None:
     """Generate text with a running coordinator."""
@@ -26,7 +30,8 @@ def generate(
     from specwire.sampling_params import SamplingParams
 
     with exit_on_error(2):
+        connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         text = read_prompt(prompt)
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()))
     with exit_on_error(1):
-        run_generate(address, text, params, as_chat=chat, as_json=json)
+        run_generate(connection, text, params, as_chat=chat, as_json=json)

@@ -1,54 +1,76 @@
 """`specwire up`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.config import DEFAULT_MODEL, DEFAULT_PORT, VerifierConfig
+from specwire.config import CoordinatorConfig, UpConfig, VerifierConfig
 
-_DEFAULTS = VerifierConfig()
+_UP, _VERIFIER, _COORDINATOR = UpConfig(), VerifierConfig(), CoordinatorConfig()
+
+
+def _option(help_text: str, default: object = "", *names: str) -> Any:
+    """An option that is None unless it was given: what was not comes from the file."""
+    return typer.Option(*names, help=help_text, show_default=str(default) if default != "" else False)
 
 
 @app.command()
 def up(
-    model: Annotated[str, typer.Option(help="Target model: a Hugging Face folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
-    load_format: Annotated[str, typer.Option(help="auto, or dummy for seeded random weights of the model's shape.")] = _DEFAULTS.load_format,
-    dtype: Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")] = _DEFAULTS.dtype,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = _DEFAULTS.device,
-    num_threads: Annotated[int, typer.Option(help="CPU threads of each model; 0 = all cores, shared among the verifiers.")] = 0,
-    max_model_len: Annotated[int, typer.Option(help="Longest sequence in tokens; 0 = the model's context.")] = _DEFAULTS.max_model_len,
-    max_num_seqs: Annotated[int, typer.Option(help="Most sequences that a verifier runs at once.")] = _DEFAULTS.max_num_seqs,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens of a step.")] = _DEFAULTS.max_num_batched_tokens,
-    kv_cache_memory: Annotated[int, typer.Option(help="Bytes for the paged KV cache of each model.")] = _DEFAULTS.kv_cache_memory,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1 for clients; 0 = any free one.")] = DEFAULT_PORT,
-    verifiers: Annotated[int, typer.Option(help="Number of verifiers, each with a copy of the target model.")] = 1,
-    drafters: Annotated[int, typer.Option(help="Number of drafters.")] = 1,
+    config: Annotated[str | None, _option("Configuration file; empty = none.", "SPECWIRE_CONFIG's, else ./specwire.yaml if there is one")] = None,
+    model: Annotated[str | None, _option("Target model: a Hugging Face folder, a GGUF file or a hub id.", _VERIFIER.model)] = None,
+    load_format: Annotated[str | None, _option("auto, or dummy for seeded random weights of the model's shape.", _VERIFIER.load_format)] = None,
+    dtype: Annotated[str | None, _option("auto (bfloat16), float32 or bfloat16.", _VERIFIER.dtype)] = None,
+    device: Annotated[str | None, _option("cpu or cuda.", _VERIFIER.device)] = None,
+    num_threads: Annotated[int | None, _option("CPU threads of each model; 0 = all cores, shared among the verifiers.", 0)] = None,
+    max_model_len: Annotated[int | None, _option("Longest sequence in tokens; 0 = the model's context.", _VERIFIER.max_model_len)] = None,
+    max_num_seqs: Annotated[int | None, _option("Most sequences that a verifier runs at once.", _VERIFIER.max_num_seqs)] = None,
+    max_num_batched_tokens: Annotated[int | None, _option("Most tokens of a step.", _VERIFIER.max_num_batched_tokens)] = None,
+    kv_cache_memory: Annotated[int | None, _option("Bytes for the paged KV cache of each model.", _VERIFIER.kv_cache_memory)] = None,
+    port: Annotated[int | None, _option("Port on 127.0.0.1 for clients; 0 = any free one.", _UP.port)] = None,
+    verifiers: Annotated[int | None, _option("Number of verifiers, each with a copy of the target model.", _UP.verifiers)] = None,
+    drafters: Annotated[int | None, _option("Number of drafters, where the file does not list them.", _UP.drafters)] = None,
     no_drafter: Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")] = False,
-    speculative_config: Annotated[str, typer.Option(help="Speculation as a JSON object; the README has its keys.")] = "{}",
+    speculative_config: Annotated[str | None, _option("Speculation as a JSON object; the README has its keys.")] = None,
+    trace_file: Annotated[str | None, _option("File to which all services append their spans.")] = None,
+    trace_endpoint: Annotated[str | None, _option("OTLP collector (gRPC) for the spans of all services.")] = None,
+    trace_sample_ratio: Annotated[float | None, _option("Share of the requests that are traced.", _COORDINATOR.trace_sample_ratio)] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Prometheus metrics on 127.0.0.1: this port and those after it, one each service.", show_default=False, min=0, max=65535),
+    ] = None,
+    set_: Annotated[list[str] | None, _option("Any key of the file: SECTION.KEY=VALUE; may be given several times.", "", "--set")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Stream the answer to a demo prompt, then keep serving.")] = False,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds that each service may take to become healthy.")] = 600.0,
+    startup_timeout_s: Annotated[
+        float | None,
+        _option("Seconds that each service may take to become healthy.", _UP.startup_timeout_s, "--startup-timeout-s", "--startup-timeout"),
+    ] = None,
 ) -> None:
     """Start drafter, verifier and coordinator on this machine and serve until Ctrl-C."""
-    from specwire.cli.stack import StackOptions
+    from specwire.cli.sources import flags_source, read_sources
+    from specwire.cli.stack import resolve_stack
     from specwire.cli.up import run_up
-    from specwire.speculative_config import SpeculativeConfig
 
+    models: dict[str, Any] = {
+        "load_format": load_format,
+        "dtype": dtype,
+        "device": device,
+        "num_threads": num_threads,
+        "kv_cache_memory": kv_cache_memory,
+    }
+    verifier: dict[str, Any] = {
+        "model": model,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    services = {"port": port, "verifiers": verifiers, "drafters": 0 if no_drafter else drafters, "startup_timeout_s": startup_timeout_s}
+    metrics_listen = None if metrics_port is None else f"127.0.0.1:{metrics_port}"
+    observed: dict[str, Any] = {"trace_file": trace_file, "trace_endpoint": trace_endpoint, "metrics_listen": metrics_listen}
+    coordinator = observed | {"trace_sample_ratio": trace_sample_ratio}
     with exit_on_error(2):
-        options = StackOptions(
-            model=model,
-            load_format=load_format,
-            dtype=dtype,
-            device=device,
-            num_threads=num_threads,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_cache_memory=kv_cache_memory,
-            port=port,
-            num_verifiers=verifiers,
-            num_drafters=0 if no_drafter else drafters,
-            speculative_config=SpeculativeConfig.from_json(speculative_config),
-        )
+        sections = {"verifier": verifier | models | observed, "drafter": models | observed, "coordinator": coordinator, "up": services}
+        flags = flags_source(sections, speculative_config)
+        options = resolve_stack([*read_sources(config, set_ or []), flags])
     with exit_on_error(1):
-        run_up(options, with_demo=demo, startup_timeout_s=startup_timeout)
+        run_up(options, with_demo=demo)

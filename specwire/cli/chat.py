@@ -1,0 +1,102 @@
+"""`specwire chat`: a conversation with a running coordinator."""
+
+import sys
+
+import typer
+
+from specwire.client import Client
+from specwire.errors import InvalidArgumentError, SpecwireError
+from specwire.sampling_params import SamplingParams
+
+_HELP = "/reset forgets the conversation, /quit ends it; Ctrl-C ends an answer, Ctrl-D the program"
+
+
+class Conversation:
+    """The messages so far, the system message included.
+
+    Args:
+        system: the system message; empty = none.
+    """
+
+    def __init__(self, client: Client, params: SamplingParams, system: str = "") -> None:
+        self._client = client
+        self._params = params
+        self._first = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self._first)
+
+    def reset(self) -> None:
+        """Forgets all turns; the system message stays."""
+        self.messages = list(self._first)
+
+    def ask(self, question: str) -> None:
+        """Prints the answer as it comes. Ctrl-C ends it, and the conversation goes on from what there is of it.
+
+        Raises:
+            SpecwireError: the coordinator refuses or fails it; the turn is forgotten.
+        """
+        asked = [*self.messages, {"role": "user", "content": question}]
+        answer = ""
+        try:
+            with self._client.chat_stream(asked, self._params) as stream:
+                for event in stream:
+                    answer += event.text
+                    typer.echo(event.text, nl=False)
+        except KeyboardInterrupt:
+            typer.echo(" [ended]", nl=False, err=True)
+        finally:
+            typer.echo()
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
+
+
+def run_chat(client: Client, params: SamplingParams, system: str) -> bool:
+    """Reads questions from standard input until its end or /quit; returns whether all were answered.
+
+    Raises:
+        SpecwireError: there is no coordinator, or it serves no tokenizer.
+    """
+    client.get_tokenizer()
+    conversation, all_answered = Conversation(client, params, system), True
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if is_terminal:
+        typer.echo(_HELP, err=True)
+    while True:
+        try:
+            question = _ask_user() if is_terminal else _read_line()
+            if question is None or question == "/quit":
+                return all_answered
+            if question == "/reset":
+                conversation.reset()
+            elif question.startswith("/"):
+                typer.echo(f"{question.split()[0]} is no command: {_HELP}", err=True)
+            elif question:
+                conversation.ask(question)
+        except SpecwireError as error:
+            all_answered = False
+            typer.echo(f"specwire: {error}", err=True)
+
+
+def _ask_user() -> str | None:
+    """A line that is typed; None at its end by Ctrl-D. Ctrl-C begins another one."""
+    import readline  # noqa: F401 - gives `input` a line to edit, and those before it
+
+    while True:
+        try:
+            return input("> ").strip()
+        except KeyboardInterrupt:
+            typer.echo(err=True)
+        except EOFError:
+            typer.echo(err=True)
+            return None
+
+
+def _read_line() -> str | None:
+    """The next line of standard input; None at its end.
+
+    Raises:
+        InvalidArgumentError: it is not valid UTF-8, or standard input is closed.
+    """
+    line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+    try:
+        return line.decode("utf-8").strip() if line else None
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"the question is not valid UTF-8 (byte {error.start}); convert it (iconv -t UTF-8)") from error

@@ -1,0 +1,42 @@
+"""`specwire config check` and `specwire config show`."""
+
+from typing import Annotated
+
+import typer
+
+from specwire.cli.app import app, exit_on_error
+from specwire.cli.connection import ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey
+
+commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at specwire.yaml and what it comes to.")
+app.add_typer(commands, name="config")
+
+_FILE = typer.Argument(metavar="[FILE]", help="Configuration file.", show_default="SPECWIRE_CONFIG's, else ./specwire.yaml")
+
+
+@commands.command()
+def check(file: Annotated[str | None, _FILE] = None) -> None:
+    """List every problem of a configuration file; exit status 1 if there is one."""
+    from specwire.cli.config import find_file, run_check
+
+    with exit_on_error(2):
+        path = find_file(file)
+    raise typer.Exit(0 if run_check(path) else 1)
+
+
+@commands.command()
+def show(
+    file: Annotated[str | None, _FILE] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of the file: SECTION.KEY=VALUE; may be given several times.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    running: Annotated[str, typer.Option("--address", help="A running coordinator, to show what it has clipped.", show_default=False)] = "",
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+) -> None:
+    """Show the value of every key of every service, where it comes from, and what is clipped and why."""
+    from specwire.cli.config import run_show
+
+    with exit_on_error(1):
+        connection = ConnectionOptions(running, api_key, tls_ca, tls_cert, tls_key) if running else None
+        run_show(file, set_ or [], connection, as_json=json)

@@ -1,0 +1,212 @@
+"""`specwire config`: the problems of a file, and the configuration that it comes to."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.cli.sources import read_sources
+from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
+from specwire.config import format_value
+from specwire.config_file import DEFAULT_FILE, FILE_VARIABLE, SECTIONS, find_config_file, read_config_file
+from specwire.config_layers import SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
+from specwire.errors import InvalidArgumentError, SpecwireError
+from specwire.messages import ServiceDescription
+from specwire.policy.capacity import EngineDescription, describe_engine
+from specwire.policy.schedule import describe_gaps
+
+ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
+_WIDTH = 140  # columns of tables where there is no terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What some sources come to.
+
+    Args:
+        sections: each service started alone, by section; and the sections `up` and `client`.
+        drafters: of each entry of `drafters`: how many, and what they are.
+        stack: what `specwire up` starts.
+        engine: capacities and schedule, as far as they follow from the configuration.
+    """
+
+    sections: Mapping[str, Resolved[Any]]
+    drafters: tuple[tuple[int, Resolved[Any]], ...]
+    stack: Stack
+    engine: EngineDescription
+
+    @property
+    def clipped(self) -> list[str]:
+        """What does not take effect as it was written, and why."""
+        coordinator = self.stack.coordinator.speculative_config
+        reasons = list(self.engine.reasons)
+        if self.engine.num_speculative_tokens:
+            reasons += describe_gaps(coordinator.num_speculative_tokens_per_batch_size, self.engine.max_num_seqs)
+        for index, config in enumerate(self.stack.drafters):
+            num_tokens = config.speculative_config.num_speculative_tokens
+            if num_tokens != self.engine.num_speculative_tokens:
+                few = min(num_tokens, self.engine.num_speculative_tokens)
+                reasons.append(
+                    f"drafter {index}: its K is {num_tokens}, the coordinator's {self.engine.num_speculative_tokens}; it drafts at most {few}"
+                )
+        return reasons
+
+
+def find_file(named: str | None) -> Path:
+    """The file to look at. Raises InvalidArgumentError if there is none."""
+    path = find_config_file(named, in_folder=True)
+    if path is None:
+        raise InvalidArgumentError(f"there is no {DEFAULT_FILE} here and {FILE_VARIABLE} names no file; name one, or write one")
+    return path
+
+
+def run_check(path: Path) -> bool:
+    """Prints every problem of the file; returns whether there is none."""
+    try:
+        resolve_all([read_config_file(path)])
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.echo(problem)
+        return False
+    typer.echo(f"{path}: no problems")
+    return True
+
+
+def run_show(named: str | None, overrides: Sequence[str], running: ConnectionOptions | None, *, as_json: bool) -> None:
+    """Prints what the file, the environment and `--set` come to, and what a running coordinator says that it clipped.
+
+    Raises:
+        ConfigError, InvalidArgumentError: they come to nothing.
+        SpecwireError: the coordinator does not answer.
+    """
+    sources = read_sources(named, [])
+    effective = resolve_all([*sources, *environment(), *read_sources("", overrides)])
+    clipped: tuple[str, ...] | None = None
+    if running is not None:
+        with make_client(running) as client:
+            clipped = client.get_status().clipped
+    if as_json:
+        more = {} if clipped is None else {"clipped_by_coordinator": clipped}
+        typer.echo(json.dumps(as_object(effective) | more, indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    print_effective(console, effective)
+    for line in clipped or ():
+        console.print(f"clipped by the running coordinator: {line}", style="yellow", markup=False, soft_wrap=True)
+
+
+def environment() -> list[Source]:
+    """What the environment says: only where the coordinator is."""
+    address = os.environ.get(ADDRESS_VARIABLE)
+    setting = Setting(address, f"environment {ADDRESS_VARIABLE}", ADDRESS_VARIABLE)
+    return [Source({"client": Layer({"address": setting})})] if address else []
+
+
+def resolve_all(sources: Sequence[Source]) -> Effective:
+    """Everything that the sources come to.
+
+    Raises:
+        ConfigError: with the problems of all sections.
+    """
+    problems: list[Problem] = []
+    sections: dict[str, Resolved[Any]] = {}
+    drafters: list[tuple[int, Resolved[Any]]] = []
+    for name, kind in SECTIONS.items():
+        try:
+            sections[name] = resolve(kind, name, sources)
+        except ConfigError as error:
+            problems += error.problems
+    for entry in next((source.drafters for source in reversed(sources) if source.drafters is not None), ()):
+        try:
+            drafters.append((entry.count, resolve(SECTIONS["drafter"], "drafter", sources, entry)))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    options = resolve_stack(sources)
+    return Effective(sections, tuple(drafters), plan_stack(options, Path("SOCKETS")), _describe(options))
+
+
+def as_object(effective: Effective) -> dict[str, Any]:
+    """As `--json` prints it."""
+    return {
+        "sections": {name: _settings_object(resolved) for name, resolved in effective.sections.items()},
+        "drafters": [{"count": count, **_settings_object(resolved)} for count, resolved in effective.drafters],
+        "schedule": effective.engine.schedule_ranges,
+        "clipped": effective.clipped,
+    }
+
+
+def print_effective(console: Console, effective: Effective) -> None:
+    """As tables."""
+    for name, resolved in effective.sections.items():
+        _print_table(console, name, _rows(resolved))
+    for index, (count, resolved) in enumerate(effective.drafters):
+        common = _rows(effective.sections["drafter"])
+        _print_table(console, f"drafters[{index}] ({count}), where they differ from drafter", [row for row in _rows(resolved) if row not in common])
+    rows = [(f"{start}" if start == end else f"{start}-{end}", str(value), "") for start, end, value in effective.engine.schedule_ranges]
+    _print_table(console, "schedule: most drafts (K) by sequences that sample in a step", rows)
+    for line in effective.clipped:
+        console.print(f"clipped: {line}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _describe(options: StackOptions) -> EngineDescription:
+    """What the coordinator would say if the verifiers can hold what they are configured for; the model's context is not known here."""
+    verifier = options.verifier
+    description = ServiceDescription(
+        verifier.model,
+        "",
+        0,
+        max_model_len=verifier.max_model_len or 1,
+        max_num_draft_tokens=verifier.speculative_config.num_speculative_tokens,
+        max_num_seqs=verifier.max_num_seqs,
+        max_num_batched_tokens=verifier.max_num_batched_tokens,
+        max_message_bytes=verifier.max_message_mb << 20,
+    )
+    drafters = tuple(f"drafter:{index + 1}" for index in range(len(options.drafters)))
+    try:
+        return describe_engine(dataclasses.replace(options.coordinator, drafters=drafters), [description])
+    except SpecwireError as error:
+        raise ConfigError([Problem("coordinator", str(error))]) from error
+
+
+def _settings(resolved: Resolved[Any]) -> list[tuple[str, Any, str]]:
+    """(key, value, origin) of every key; those of speculation one by one."""
+    settings = []
+    for field in dataclasses.fields(resolved.config):
+        value = getattr(resolved.config, field.name)
+        if field.name != SPECULATIVE:
+            settings.append((field.name, value, resolved.origins[field.name]))
+            continue
+        for each in dataclasses.fields(value):
+            key = f"{SPECULATIVE}.{each.name}"
+            settings.append((key, getattr(value, each.name), resolved.origins[key]))
+    return settings
+
+
+def _settings_object(resolved: Resolved[Any]) -> dict[str, Any]:
+    return {key: {"value": value, "from": origin} for key, value, origin in _settings(resolved)}
+
+
+def _rows(resolved: Resolved[Any]) -> list[tuple[str, str, str]]:
+    return [(key, "" if value is None else format_value(value), origin) for key, value, origin in _settings(resolved)]
+
+
+def _print_table(console: Console, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, title_style="bold")
+    for name in ("key", "value", "from"):
+        table.add_column(name, overflow="fold")
+    for key, value, origin in rows:
+        table.add_row(key, value, origin, style="dim" if origin == "default" else "")
+    console.print(table)
