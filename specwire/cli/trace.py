@@ -15,7 +15,7 @@ from specwire.errors import InvalidArgumentError
 from specwire.tracing.spec import SERVICE_PREFIX
 
 _NUM_LISTED = 30
-_FILE_WIDTH = 160  # columns where there is no terminal
+_FILE_WIDTH = 500  # columns where there is no terminal: one line a span
 _ERROR = 2
 _PREFIX = "specwire."
 
@@ -136,13 +136,14 @@ def make_tree(trace: Trace) -> Tree:
     known = {span.span_id for span in trace.spans}
     waiting = trace.spans
     start_ns = trace.root.start_ns
+    hidden = set() if trace.root.attributes.get("specwire.num_choices", 1) > 1 else {"specwire.choice"}
     while waiting:
         later = []
         for span in waiting:
             parent_id = span.parent_id if span.parent_id in known else ""
             if parent_id in nodes:
                 note = f" (its parent {span.parent_id} is not in the file)" if span.parent_id and not parent_id else ""
-                nodes[span.span_id] = nodes[parent_id].add(_label(span, start_ns, note))
+                nodes[span.span_id] = nodes[parent_id].add(_label(span, start_ns, note, hidden))
             else:
                 later.append(span)
         if len(later) == len(waiting):
@@ -151,11 +152,11 @@ def make_tree(trace: Trace) -> Tree:
     return tree
 
 
-def _label(span: FileSpan, start_ns: int, note: str) -> Text:
+def _label(span: FileSpan, start_ns: int, note: str, hidden: set[str]) -> Text:
     text = Text.assemble(
         (span.name, "bold"), f" {span.duration_ms:.2f} ms", (f" +{(span.start_ns - start_ns) / 1e6:.2f}", "cyan"), (f" {span.service}", "magenta")
     )  # fmt: skip
-    values = [f"{key.removeprefix(_PREFIX)}={_show(value)}" for key, value in span.attributes.items() if value != ""]
+    values = [f"{key.removeprefix(_PREFIX)}={_show(value)}" for key, value in span.attributes.items() if value != "" and key not in hidden]
     values += [f"links={span.num_links}"] if span.num_links else []
     text.append(f" {' '.join(values)}", "dim")
     for event in span.events:
