@@ -57,6 +57,7 @@ COUNTS = {
         ("lookup_failures", "look-ups of host names that failed"),
         ("stale_drafts", "rows of draft replies for another epoch, length or slot than the sequence has now"),
         ("garbage_drafts", "rows of draft replies that no drafter should send"),
+        ("bad_traceparents", "requests whose traceparent names no span"),
     )
 }
 """The plain counts of counters.py by their fields."""
