@@ -7,26 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from specwire.errors import InvalidArgumentError
+from specwire.tracing.otlp import ERROR, KINDS, LOCAL, OK, REMOTE, make_request
 from specwire.tracing.span import Span
-from specwire.tracing.spec import BY_NAME, CLIENT, INTERNAL, SERVER, SERVICE_PREFIX
+from specwire.tracing.spec import BY_NAME, SERVICE_PREFIX
 from specwire.version import build_version
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
 _SCOPE = "specwire"
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_KINDS = {INTERNAL: SpanKind.INTERNAL, SERVER: SpanKind.SERVER, CLIENT: SpanKind.CLIENT}
-_JSON_KINDS = {INTERNAL: 1, SERVER: 2, CLIENT: 3}
-_JSON_OK, _JSON_ERROR = 1, 2
-_JSON_LOCAL_PARENT, _JSON_REMOTE_PARENT = 0x100, 0x300
 
 
 def make_resource(service: str, instance_id: str) -> Resource:
@@ -40,16 +34,13 @@ class OtlpExporter:
     """Sends spans to a collector; OTEL_EXPORTER_OTLP_* set headers and certificates."""
 
     def __init__(self, endpoint: str, resource: Resource, timeout_s: float = _TIMEOUT_S) -> None:
-        # OpenTelemetry takes an address without a scheme for one with TLS.
-        self._exporter = OTLPSpanExporter(endpoint if "://" in endpoint else f"http://{endpoint}", timeout=timeout_s)
-        self._resource = resource
-        self._scope = InstrumentationScope(_SCOPE, build_version())
+        self._exporter = _SpanExporter(endpoint, resource, timeout_s)
         # It reports every attempt; the tracer says once a period what got lost.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
 
     def export(self, spans: Sequence[Span]) -> bool:
         try:
-            return self._exporter.export([self._to_readable(span) for span in spans]) is SpanExportResult.SUCCESS
+            return self._exporter.export(spans) is SpanExportResult.SUCCESS  # type: ignore[arg-type]  # not the SDK's spans
         except Exception:
             logger.exception("%d spans could not be sent", len(spans))
             return False
@@ -57,22 +48,17 @@ class OtlpExporter:
     def shut(self) -> None:
         self._exporter.shutdown()
 
-    def _to_readable(self, span: Span) -> ReadableSpan:
-        error = span.error
-        return ReadableSpan(
-            name=span.name,
-            context=_context(span.trace_id, span.span_id, is_remote=False),
-            parent=_context(span.trace_id, span.parent_id, is_remote=span.is_parent_remote) if span.parent_id else None,
-            resource=self._resource,
-            attributes=span.attributes,
-            events=[Event(event.name, event.attributes, event.time_ns) for event in span.events],
-            links=[Link(_context(trace_id, span_id, is_remote=False)) for trace_id, span_id in span.links],
-            kind=_KINDS[BY_NAME[span.name].kind],
-            status=Status(StatusCode.OK) if error is None else Status(StatusCode.ERROR, f"{error.code}: {error.message}"),
-            start_time=span.start_ns,
-            end_time=span.end_ns,
-            instrumentation_scope=self._scope,
-        )
+
+class _SpanExporter(OTLPSpanExporter):
+    """OpenTelemetry's exporter with its retries and settings, and our own encoder."""
+
+    def __init__(self, endpoint: str, resource: Resource, timeout_s: float) -> None:
+        # An address without a scheme would be taken for one with TLS.
+        super().__init__(endpoint if "://" in endpoint else f"http://{endpoint}", timeout=timeout_s)
+        self._process = dict(resource.attributes)
+
+    def _translate_data(self, data: Sequence[Span]) -> ExportTraceServiceRequest:  # type: ignore[override]
+        return make_request(data, self._process, _SCOPE, build_version())  # type: ignore[arg-type]
 
 
 class FileExporter:
@@ -105,28 +91,22 @@ class FileExporter:
         os.close(self._file)
 
 
-def _context(trace_id: int, span_id: int, *, is_remote: bool) -> SpanContext:
-    return SpanContext(trace_id, span_id, is_remote, _SAMPLED)
-
-
 def _to_json(span: Span) -> dict[str, Any]:
     json_span: dict[str, Any] = {
         "traceId": f"{span.trace_id:032x}",
         "spanId": f"{span.span_id:016x}",
-        "flags": _JSON_REMOTE_PARENT if span.is_parent_remote else _JSON_LOCAL_PARENT,
+        "flags": REMOTE if span.is_parent_remote else LOCAL,
         "name": span.name,
-        "kind": _JSON_KINDS[BY_NAME[span.name].kind],
+        "kind": KINDS[BY_NAME[span.name].kind],
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
         "attributes": _attributes(span.attributes),
-        "status": {"code": _JSON_OK} if span.error is None else {"code": _JSON_ERROR, "message": f"{span.error.code}: {span.error.message}"},
+        "status": {"code": OK} if span.error is None else {"code": ERROR, "message": f"{span.error.code}: {span.error.message}"},
     }
     if span.parent_id:
         json_span["parentSpanId"] = f"{span.parent_id:016x}"
     if span.links:
-        json_span["links"] = [
-            {"traceId": f"{trace_id:032x}", "spanId": f"{span_id:016x}", "flags": _JSON_LOCAL_PARENT} for trace_id, span_id in span.links
-        ]
+        json_span["links"] = [{"traceId": f"{trace_id:032x}", "spanId": f"{span_id:016x}", "flags": LOCAL} for trace_id, span_id in span.links]
     if span.events:
         json_span["events"] = [
             {"timeUnixNano": str(event.time_ns), "name": event.name, "attributes": _attributes(event.attributes)} for event in span.events

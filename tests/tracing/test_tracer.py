@@ -15,11 +15,17 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from specwire.errors import CancelledError, InvalidArgumentError
 from specwire.messages import RoundTiming
 from specwire.tracing import Span, SpanError, SpanEvent, Tracer, error_of, open_tracer, record_round
-from specwire.tracing.export import FileExporter, OtlpExporter, make_resource
+from specwire.tracing.export import FileExporter, make_resource
+from specwire.tracing.otlp import make_request
+from specwire.version import build_version
 from tests.tracing.collector import collecting
 
 TIMEOUT_S = 20.0
@@ -153,6 +159,28 @@ def _bytes(text: str) -> Any:
     return BytesValue(value=bytes.fromhex(text))
 
 
+def to_readable(span: Span, resource: Resource) -> ReadableSpan:
+    """As OpenTelemetry's SDK would have it."""
+
+    def context(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
+        return SpanContext(trace_id, span_id, is_remote, TraceFlags(1))
+
+    return ReadableSpan(
+        name=span.name,
+        context=context(span.trace_id, span.span_id),
+        parent=context(span.trace_id, span.parent_id, is_remote=span.is_parent_remote) if span.parent_id else None,
+        resource=resource,
+        attributes=span.attributes,
+        events=[Event(event.name, event.attributes, event.time_ns) for event in span.events],
+        links=[Link(context(*link)) for link in span.links],
+        kind={"generate": SpanKind.SERVER, "forward": SpanKind.SERVER, "propose": SpanKind.CLIENT}.get(span.name, SpanKind.INTERNAL),
+        status=Status(StatusCode.OK) if span.error is None else Status(StatusCode.ERROR, f"{span.error.code}: {span.error.message}"),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+        instrumentation_scope=InstrumentationScope("specwire", build_version()),
+    )
+
+
 def test_file_and_collector_get_the_same(tmp_path: Path) -> None:
     resource = make_resource("verifier", "v-1")
     path = tmp_path / "traces.jsonl"
@@ -162,9 +190,8 @@ def test_file_and_collector_get_the_same(tmp_path: Path) -> None:
     exporter.shut()
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2
-    over_grpc = OtlpExporter("127.0.0.1:1", resource)
-    expected = encode_spans([over_grpc._to_readable(span) for span in SPANS])
-    over_grpc.shut()
+    expected = encode_spans([to_readable(span, resource) for span in SPANS])
+    assert make_request(SPANS, dict(resource.attributes), "specwire", build_version()) == expected  # type: ignore[arg-type]
     assert from_json(lines[1]) == expected
     names = {attribute.key: attribute.value.string_value for attribute in expected.resource_spans[0].resource.attributes}
     assert (names["service.name"], names["service.instance.id"]) == ("specwire-verifier", "v-1")
