@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from .admission import Admission, has_room
 if TYPE_CHECKING:
     from .draft_slot import DraftSlot
     from .drafters import Drafter
+    from .lane import Lane
     from .link import DraftLink
 
 logger = logging.getLogger(__name__)
@@ -111,6 +113,17 @@ class Balancer:
     def _budget(self) -> int:
         """Tokens to compute anew after one look."""
         return _ROUNDS_PER_LOOK * max((lane.max_num_batched_tokens for lane in self._admission.lanes), default=0)
+
+
+def let_go(lane: "Lane") -> None:
+    """Moves the sequences that are to leave a lane. Only between its steps: a step's plan names sequences, whose slots must stay the lane's."""
+    leaving, lane.leaving = lane.leaving, {}
+    for sequence, target in leaving.items():
+        if sequence in lane.running and has_room(target, sequence):
+            lane.release(sequence)
+            sequence.queued_ns = time.monotonic_ns()
+            target.place(sequence)
+            lane.counters.num_moves += 1
 
 
 class _Watch:

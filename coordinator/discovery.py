@@ -34,7 +34,7 @@ class Discovery:
         self._resolve = resolve
         self._counters = counters
         self._log = DegradedLog(logger)
-        self._found = {entry: () if is_name(entry) else (entry,) for entry in entries}
+        self._found: dict[str, tuple[str, ...]] = {entry: () if is_name(entry) else (entry,) for entry in entries}
         self._lookups: dict[str, asyncio.Task[Sequence[str]]] = {}
         self._problems: dict[str, str] = {}
 

@@ -58,3 +58,19 @@ class DraftSlot:
             variant=message.variant,
             request_id=message.request_id,
         )
+
+
+def take_opens(waiting: list[DraftSlot], live: dict[int, DraftSlot], max_tokens: int) -> tuple[list[DraftOpen], list[DraftSlot]]:
+    """Opens of slots that wait for one and are live still, as many as fit into a message with certainty; and the slots that go on waiting."""
+    opens: list[DraftOpen] = []
+    left: list[DraftSlot] = []
+    num_tokens = 0
+    for place in waiting:
+        if live.get(place.index) is not place:
+            continue
+        if opens and num_tokens + len(place.sequence.token_ids) > max_tokens:
+            left.append(place)
+            continue
+        num_tokens += len(place.sequence.token_ids)
+        opens.append(place.open())
+    return opens, left

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
 from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
 
-from .admission import has_room
 from .backoff import Backoff
+from .balance import let_go
 from .countdown import Countdown
 from .counters import Counters, DegradedLog
+from .inbox import Inbox
+from .limits import check_instance
 from .link import DraftLink
 from .peers import VerifierPeer, VerifyStream, answer_in_time
 from .sequence import Sequence
@@ -73,10 +75,8 @@ class Lane:
         self._peer = peer
         self._hello = hello
         self._stream: VerifyStream | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._lost: SpecwireError | None = None
         self._session = 0
-        self._answers: deque[tuple[int, VerifyResult]] = deque()  # with the time.monotonic_ns() of their coming
+        self._inbox = Inbox(self.wake, self._drain)
         self._event = asyncio.Event()
         self.free: list[int] = []
         self.epochs: list[int] = []
@@ -133,16 +133,6 @@ class Lane:
             sequence.draft_slot.link.close_slot(sequence.draft_slot)
         self.wake()
 
-    def _let_go(self) -> None:
-        """Not within a step: its plan names sequences, and their slots must stay its own."""
-        leaving, self.leaving = self.leaving, {}
-        for sequence, lane in leaving.items():
-            if sequence in self.running and has_room(lane, sequence):
-                self.release(sequence)
-                sequence.queued_ns = time.monotonic_ns()
-                lane.place(sequence)
-                self.counters.num_moves += 1
-
     def look_for_drafter(self, sequence: Sequence, *, soon: bool = True) -> None:
         """Lists a sequence as one to pin to a drafter; not soon: once something changes there, or for another sequence."""
         self.unpinned[sequence] = None
@@ -161,8 +151,7 @@ class Lane:
 
     def launch(self, opens: list[VerifyOpen], rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
         """Sends a round; rows are numbered `next_round`. Raises what the stream ended with."""
-        if self._lost is not None and not self._answers:
-            raise self._lost
+        self._inbox.check()
         assert self._stream is not None, "a lane that steps has a stream"
         closes, self.closes = self.closes, []
         traceparents = self.telemetry.launching(self, slots, rows, plan)
@@ -177,17 +166,16 @@ class Lane:
 
     async def something_new(self) -> None:
         """Returns once an answer, a sequence or a drafter has come, or a sequence has gone. Raises what the stream ended with."""
-        if not self._answers:
-            if self._lost is not None:
-                raise self._lost
+        self._inbox.check()
+        if not self._inbox.answers:
             await self._event.wait()
         self._event.clear()
 
     def take_answers(self) -> list[tuple[Round, VerifyResult]]:
         """Answers in the order of their rounds."""
         taken = []
-        while self._answers:
-            answered_ns, result = self._answers.popleft()
+        while self._inbox.answers:
+            answered_ns, result = self._inbox.answers.popleft()
             round_ = self.in_flight.popleft() if self.in_flight else None
             if round_ is None or result.round != round_.number or len(result.rows) != len(round_.rows):
                 expected = "none" if round_ is None else f"round {round_.number} with {len(round_.rows)} rows"
@@ -212,7 +200,7 @@ class Lane:
                     first_round = self.next_round
                     while not self.is_draining or self.in_flight:
                         if self.leaving:
-                            self._let_go()
+                            let_go(self)
                         await step(self)
                         if self.next_round > first_round:
                             backoff.reset()
@@ -229,7 +217,8 @@ class Lane:
 
     async def _connect(self) -> None:
         description = await answer_in_time(self._peer.describe(), "Describe")
-        self._claim(description.instance_id)
+        check_instance(description.instance_id, (lane for lane in self.admission.lanes if lane is not self))
+        self.instance_id = description.instance_id
         await self.admission.accept(self._peer, description)
         stream = self._stream = self._peer.open_stream()
         self._session += 1
@@ -251,33 +240,10 @@ class Lane:
         self.epochs = [0] * engine.max_num_seqs
         self.free = list(reversed(range(engine.max_num_seqs)))
         self.next_round, self.preempted_round, self.is_lockstep = 1, 0, False
-        self._reader = asyncio.create_task(self._read(stream))
+        self._inbox.open(stream)
         self.is_ready, self.reason = True, ""
         logger.info("lane %d: verifier %s is there", self.index, self.address)
         self.admission.lane_changed()
-
-    async def _read(self, stream: VerifyStream) -> None:
-        try:
-            while True:
-                result = await stream.receive()
-                if result.draining:
-                    self._drain()
-                else:
-                    self._answers.append((time.monotonic_ns(), result))
-                self._event.set()
-        except SpecwireError as error:
-            self._lost = error
-        except Exception as error:
-            logger.exception("lane %d: a fault in its reader", self.index)
-            self._lost = InternalError(f"{type(error).__name__}: {error}")
-        self._event.set()
-
-    def _claim(self, instance_id: str) -> None:
-        """One process is one lane, however many addresses lead to it. Raises FailedPreconditionError if another lane has it."""
-        for other in self.admission.lanes:
-            if instance_id and other is not self and other.instance_id == instance_id:
-                raise FailedPreconditionError(f"it is the same process as lane {other.index}'s verifier {other.address}; name it once")
-        self.instance_id = instance_id
 
     def _drain(self) -> None:
         """The verifier is about to stop: no further rounds."""
@@ -318,12 +284,8 @@ class Lane:
         self.admission.lane_changed()
 
     def _hang_up(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
+        self._inbox.close()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self._lost = None
-        self._answers.clear()
         self.in_flight.clear()

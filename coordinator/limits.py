@@ -1,8 +1,14 @@
 """Which peers may join once requests were admitted for given capacities."""
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from specwire.errors import FailedPreconditionError
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, check_match, check_message_size
+
+if TYPE_CHECKING:
+    from .lane import Lane
 
 
 def check_lane(description: EngineDescription, verifier: ServiceDescription) -> None:
@@ -20,6 +26,13 @@ def check_lane(description: EngineDescription, verifier: ServiceDescription) -> 
             raise FailedPreconditionError(
                 f"its {name} is {theirs}, but requests were admitted for {ours}; raise it there, or restart the coordinator to clip to it"
             )
+
+
+def check_instance(instance_id: str, lanes: "Iterable[Lane]") -> None:
+    """Raise FailedPreconditionError if one of these lanes has the verifier already: one process is one lane, however many addresses it has."""
+    for lane in lanes:
+        if instance_id and lane.instance_id == instance_id:
+            raise FailedPreconditionError(f"it is the same process as lane {lane.index}'s verifier {lane.address}; name it once")
 
 
 def check_drafter(engine: EngineDescription, drafter: ServiceDescription) -> None:

@@ -10,7 +10,7 @@ from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, D
 
 from .backoff import Backoff
 from .countdown import Countdown
-from .draft_slot import DraftSlot
+from .draft_slot import DraftSlot, take_opens
 from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time
 from .replies import take_rows
 
@@ -105,7 +105,9 @@ class DraftLink:
         asks, self.asks = self.asks, []
         if not self.is_usable:
             return
-        opens = self._take_opens() if may_open else []
+        opens: list[DraftOpen] = []
+        if may_open and self._unopened:
+            opens, self._unopened = take_opens(self._unopened, self.slots, self.lane.max_num_batched_tokens)
         commits: list[DraftCommit] = []
         rows: list[DraftRow] = []
         most_drafts = 0
@@ -225,22 +227,6 @@ class DraftLink:
         self._answered()
         self._asked_round = 0
         lane.wake()
-
-    def _take_opens(self) -> list[DraftOpen]:
-        """Opens of the sequences that wait for one, as many as fit into a message with certainty."""
-        opens: list[DraftOpen] = []
-        waiting: list[DraftSlot] = []
-        num_tokens = 0
-        for place in self._unopened:
-            if self.slots.get(place.index) is not place:
-                continue
-            if opens and num_tokens + len(place.sequence.token_ids) > self.lane.max_num_batched_tokens:
-                waiting.append(place)
-                continue
-            num_tokens += len(place.sequence.token_ids)
-            opens.append(place.open())
-        self._unopened = waiting
-        return opens
 
     def _await_answer(self, countdown: Countdown, num_draft_tokens: int, num_sequences: int) -> None:
         loop = asyncio.get_running_loop()
