@@ -9,6 +9,7 @@ import grpc
 from specwire.errors import AbortedError, InvalidArgumentError, SpecwireError
 from specwire.messages import DraftResult, VerifyResult, Welcome
 from specwire.rpc import Server
+from specwire.tls import ServerTls
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import common, draft, verify
 from tests.scripted.drafter import ScriptedDrafter
@@ -19,7 +20,7 @@ from tests.scripted.verifier import ScriptedVerifier
 class ScriptedService:
     """A scripted verifier or drafter on an address. `kill` ends it as SIGKILL would, as far as clients can tell."""
 
-    def __init__(self, service: ScriptedVerifier | ScriptedDrafter, address: str = "127.0.0.1:0") -> None:
+    def __init__(self, service: ScriptedVerifier | ScriptedDrafter, address: str = "127.0.0.1:0", tls: ServerTls | None = None) -> None:
         self.service = service
         if isinstance(service, ScriptedVerifier):
             verifier = _VerifierServicer(service)
@@ -27,7 +28,7 @@ class ScriptedService:
         else:
             drafter = _DrafterServicer(service)
             names, register = "specwire.v1.DrafterService", lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
-        self._server = Server([address], [names], register)
+        self._server = Server([address], [names], register, tls=tls)
 
     @property
     def address(self) -> str:
