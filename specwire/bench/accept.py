@@ -16,7 +16,8 @@ from specwire.bench.metrics import measure
 from specwire.bench.progress import show_progress, stop_on_interrupt
 from specwire.bench.report import check_output, make_console, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
-from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, connect, run_loop, settings
+from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, connect, run_loop
+from specwire.bench.serve_report import settings
 from specwire.bench.workload import Prompt, PromptLine, file_prompts, read_prompt_file
 from specwire.client import AsyncClient
 from specwire.errors import InvalidArgumentError

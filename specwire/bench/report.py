@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -40,7 +40,7 @@ def print_serve(console: Console, metrics: ServeMetrics, settings: Sequence[tupl
     Args:
         settings: (name, value) of what was run.
     """
-    print_table(console, "load", (), settings)
+    print_table(console, "load", (), settings, justify="left")
     print_table(console, "throughput", (), throughput_rows(metrics))
     percentiles = next((distribution.percentiles for distribution in metrics.latencies.values() if distribution), ())
     rows = []
@@ -112,11 +112,15 @@ def print_differences(console: Console, clients: Counts, server: Counts | None) 
     print_table(console, title, ("", "told to clients", "coordinator"), rows)
 
 
-def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table whose first column is to the left and whose others are to the right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=bool(header), title_style="bold")
+def print_table(
+    console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, justify: Literal["left", "right"] = "right"
+) -> None:
+    """Prints a table whose first column is to the left; `justify` is for the others."""
+    # Not the table's own title: that one is folded to the table's width.
+    console.print(title, style="bold", markup=False)
+    table = Table(box=box.SIMPLE, show_header=bool(header))
     for index, name in enumerate(header or rows[0]):
-        table.add_column(name, justify="right" if index else "left", overflow="fold")
+        table.add_column(name, justify=justify if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table, markup=False)

@@ -115,6 +115,11 @@ def test_nothing_succeeded() -> None:
     assert to_figures(metrics)["spec_decode_acceptance_length"] == 0.0
 
 
+def test_nothing_was_sent() -> None:
+    metrics = measure(LoadRun([], 0.0, 0.0, interrupted=True), (50,), Objective(ttft_ms=1))
+    assert (metrics.num_completed, metrics.max_concurrent_requests, metrics.request_throughput, metrics.e2el_ms) == (0, 0, 0.0, None)
+
+
 def test_peak_concurrency_does_not_count_what_ends_as_another_starts() -> None:
     async def main() -> LoadRun:
         generator = LoadGenerator(fake_backend([Answer([(1.0, 1)])]), asyncio.get_running_loop().time)

@@ -61,7 +61,8 @@ def serve(
 ) -> None:
     """Put load on a coordinator and measure latency, throughput and speculation. Ctrl-C ends it and shows what was measured so far."""
     with exit_on_error(2):
-        from specwire.bench.serve import ServeOptions, run_serve
+        from specwire.bench.serve import run_serve
+        from specwire.bench.serve_options import ServeOptions
         from specwire.bench.statistics import Objective, parse_percentiles
         from specwire.bench.workload import Lengths
         from specwire.sampling_params import SamplingParams
