@@ -156,7 +156,8 @@ class _Reader:
         known = list(known)
         for key_node, value_node in node.value:
             key = str(key_node.value).replace("-", "_") if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
-            full = f"{name}.{key}" if name else key
+            shown = key if key.isidentifier() else repr(key)[:_MAX_SHOWN]
+            full = f"{name}.{shown}" if name else shown
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else 'known keys are ' + ', '.join(known)}")

@@ -76,6 +76,12 @@ class Problem:
     origin: str
     message: str
 
+    @property
+    def line(self) -> int:
+        """In the file; 0 if it is not there."""
+        number = self.origin.rpartition(":")[2]
+        return int(number) if number.isdecimal() else 0
+
     def __str__(self) -> str:
         return self.message if self.message.startswith(self.origin) else f"{self.origin}: {self.message}"
 
@@ -84,7 +90,7 @@ class ConfigError(InvalidArgumentError):
     """Values that no service can be started with; the message is the first problem in one line, `problems` has all."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(dict.fromkeys(problems))
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line))
         more = len(self.problems) - 1
         super().__init__(f"{self.problems[0]}{f' (and {more} more; `specwire config check` lists all)' if more else ''}")
 

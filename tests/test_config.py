@@ -23,6 +23,7 @@ OTHER: dict[str, Any] = {
     "device": "cuda:1",
     "coordinator_id": "blue",
     "enable_prefix_caching": False,
+    "metrics_listen": "127.0.0.1:9100",
     "min_draft_wait_ms": 0.25,
     "trace_endpoint": "https://collector.example:4317",
     "trace_sample_ratio": 0.25,

@@ -138,10 +138,11 @@ def _job(number: int, job_id: str | int, request: dict[str, Any]) -> Job:
     given = [name for name in _PROMPTS if name in request]
     if len(given) != 1:
         raise InvalidArgumentError(f"the line has {' and '.join(given) or 'no prompt'}; give exactly one of {', '.join(_PROMPTS)}")
-    value, wanted = request.pop(given[0]), "text" if given[0] == "prompt" else "a list"
-    if not isinstance(value, str if wanted == "text" else list):
+    value = request.pop(given[0])
+    kind, wanted = (str, "text") if given[0] == "prompt" else (list, "a list")
+    if not isinstance(value, kind):
         raise InvalidArgumentError(f"{given[0]} is {reprlib.repr(value)}, but must be {wanted}")
-    prompt: Prompt = Chat(value) if given[0] == "messages" else value
+    prompt = Chat(value) if given[0] == "messages" else value  # type: ignore[arg-type]  # a list
     if isinstance(request.get("logit_bias"), dict):  # JSON has no other keys than text
         request["logit_bias"] = {_token_id(key): value for key, value in request["logit_bias"].items()}
     return Job(number, job_id, prompt, request)

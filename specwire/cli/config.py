@@ -200,7 +200,14 @@ def _settings_object(resolved: Resolved[Any]) -> dict[str, Any]:
 
 
 def _rows(resolved: Resolved[Any]) -> list[tuple[str, str, str]]:
-    return [(key, "" if value is None else format_value(value), origin) for key, value, origin in _settings(resolved)]
+    return [(key, _shown(value), origin) for key, value, origin in _settings(resolved)]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    is_plain = not isinstance(value, tuple) or all(isinstance(part, str) for part in value)
+    return format_value(value) if is_plain else json.dumps(value)
 
 
 def _print_table(console: Console, title: str, rows: Sequence[tuple[str, str, str]]) -> None:

@@ -1,0 +1,175 @@
+"""`specwire config`: every problem at once, and what takes effect, from where, and what is clipped."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from specwire.cli import app
+from tests.cli.conftest import Coordinator
+
+FILE = """\
+speculative_config:
+  num_speculative_tokens: 4
+  num_speculative_tokens_per_batch_size: [[1, 4, 6], [8, 12, 2], [30, 40, 1]]
+verifier:
+  max_num_seqs: 16
+coordinator:
+  max_num_seqs: 20
+drafters:
+  - {method: ngram, count: 2}
+  - {model: draft, num_speculative_tokens: 6}
+"""
+
+
+def config(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["config", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SPECWIRE_CONFIG", "SPECWIRE_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def shown(*arguments: str) -> dict[str, Any]:
+    result = config("show", "--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_good_file_has_no_problems() -> None:
+    Path("specwire.yaml").write_text(FILE)
+    result = config("check")
+    assert (result.exit_code, result.stdout) == (0, "specwire.yaml: no problems\n")
+
+
+def test_all_problems_of_all_sections_are_listed() -> None:
+    Path("bad.yaml").write_text(
+        """\
+verifier:
+  max_num_seqs: 0
+  dtype: int3
+coordinator:
+  listen: [nowhere]
+speculative_config:
+  method: eagle
+up: {port: 70000}
+drafters:
+  - {device: tpu}
+"""
+    )
+    result = config("check", "bad.yaml")
+    assert result.exit_code == 1
+    starts = [re.match(r"bad.yaml:\d+: [^ ]+", line) for line in result.stdout.splitlines()]
+    assert [start and start.group() for start in starts] == [
+        "bad.yaml:2: verifier.max_num_seqs", "bad.yaml:3: verifier.dtype", "bad.yaml:5: coordinator.listen",
+        "bad.yaml:7: speculative_config.method", "bad.yaml:8: up.port", "bad.yaml:10: drafters[0].device",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("verifier: {modle: x}\n", "specwire.yaml:1: verifier.modle is an unknown key; did you mean model?"),
+        ("up: {drafters: 2}\ndrafters: [{}]\n", "specwire.yaml:1: up.drafters is 2, but `drafters` lists them"),
+        ("verifier: {max_model_len: 1000000000, max_message_mb: 2}\n", "coordinator: a round can take"),
+    ],
+)
+def test_other_problems_are_found(text: str, problem: str) -> None:
+    Path("specwire.yaml").write_text(text)
+    result = config("check")
+    assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
+    assert result.stdout.startswith(problem)
+
+
+def test_a_missing_file_is_named() -> None:
+    result = config("check", "gone.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the file gone.yaml, which does not exist" in result.stderr
+    result = config("check")
+    assert result.exit_code == 2
+    assert "there is no specwire.yaml here and SPECWIRE_CONFIG names no file" in result.stderr
+
+
+def test_show_says_where_each_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("specwire.yaml").write_text(FILE + "client: {address: 'far:1'}\n")
+    monkeypatch.setenv("SPECWIRE_ADDRESS", "near:2")
+    sections = shown("--set", "verifier.max_num_seqs=12")["sections"]
+    assert sections["verifier"]["max_num_seqs"] == {"value": 12, "from": "--set"}
+    assert sections["verifier"]["model"]["from"] == "default"
+    assert sections["verifier"]["speculative_config.num_speculative_tokens"] == {"value": 4, "from": "specwire.yaml:2"}
+    assert sections["coordinator"]["max_num_seqs"] == {"value": 20, "from": "specwire.yaml:7"}
+    assert sections["client"]["address"] == {"value": "near:2", "from": "environment SPECWIRE_ADDRESS"}
+    assert shown("--set", "client.address=here:3")["sections"]["client"]["address"] == {"value": "here:3", "from": "--set"}
+    monkeypatch.delenv("SPECWIRE_ADDRESS")
+    assert shown()["sections"]["client"]["address"] == {"value": "far:1", "from": "specwire.yaml:11"}
+
+
+def test_show_says_what_is_clipped_and_why() -> None:
+    Path("specwire.yaml").write_text(FILE)
+    effective = shown()
+    assert effective["schedule"] == [[1, 7, 4], [8, 16, 2]]
+    assert effective["clipped"] == [
+        "max_num_seqs clipped from 20 to 16: a verifier takes no more",
+        "[1, 4, 6]: K clipped to num_speculative_tokens = 4",
+        "[30, 40, 1]: unused, since max_num_seqs is 16",
+        "5 to 7 sequences: in no entry, so that K of [1, 4, 6] goes on",
+        "13 to 16 sequences: in no entry, so that K of [8, 12, 2] goes on",
+        "drafter 2: its K is 6, the coordinator's 4; it drafts at most 4",
+    ]
+    assert [(entry["count"], entry["speculative_config.method"]["value"]) for entry in effective["drafters"]] == [(2, "ngram"), (1, "draft_model")]
+    assert shown("--set", "up.drafters=0")["schedule"] == [[1, 16, 0]]
+
+
+def test_show_as_tables() -> None:
+    Path("specwire.yaml").write_text(FILE)
+    result = config("show")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == "specwire: configuration of specwire.yaml\n"
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    for line in (
+        "max_num_seqs 16 specwire.yaml:5",
+        "speculative_config.num_speculative_tokens_per_batch_size [[1, 4, 6], [8, 12, 2], [30, 40, 1]] specwire.yaml:3",
+        "drafters[1] (1), where they differ from drafter",
+        "speculative_config.model draft specwire.yaml:10",
+        "8-16 2",
+        "clipped: [1, 4, 6]: K clipped to num_speculative_tokens = 4",
+    ):
+        assert line in lines
+    assert "\x1b" not in result.stdout
+
+
+def test_show_refuses_what_check_would_name() -> None:
+    result = config("show", "--set", "verifier.dtype=int3")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "specwire: --set: verifier.dtype is 'int3', but must be: auto (bfloat16), float32 or bfloat16\n"
+
+
+def test_show_names_a_coordinator_that_does_not_answer() -> None:
+    result = config("show", "--address", "127.0.0.1:1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "127.0.0.1:1" in result.stderr
+
+
+def test_commands_take_the_address_of_the_file(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(*options: str) -> Result:
+        return CliRunner().invoke(app, ["generate", "ABC", "--max-tokens", "2", *options])
+
+    Path("specwire.yaml").write_text(f"client: {{address: '{coordinator.address}'}}\n")
+    assert generate().stdout == "DE\n"
+    monkeypatch.setenv("SPECWIRE_ADDRESS", "127.0.0.1:1")
+    assert generate().exit_code == 1, "the environment goes before the file"
+    assert generate("--address", coordinator.address).stdout == "DE\n"
+    monkeypatch.delenv("SPECWIRE_ADDRESS")
+    Path("other.yaml").write_text("client: {address: '127.0.0.1:2'}\n")
+    monkeypatch.setenv("SPECWIRE_CONFIG", "other.yaml")
+    assert "127.0.0.1:2" in generate().stderr
+    Path("other.yaml").write_text("client: {adress: x}\n")
+    result = generate()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "other.yaml:1: client.adress is an unknown key; did you mean address?" in result.stderr
