@@ -21,6 +21,7 @@ from specwire.messages import (
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.wire import common
 from specwire.wire.arrays import (
+    check_columns,
     pack_float32,
     pack_int32,
     pack_int64,
@@ -241,11 +242,14 @@ def _pack_report(report: DraftReport) -> pb.DraftReport:
 
 
 def _unpack_report(message: pb.DraftReport) -> DraftReport:
-    return DraftReport(
+    report = DraftReport(
         unpack_int32(message.num_draft_tokens, "draft_report.num_draft_tokens"),
         unpack_int32(message.num_accepted_tokens, "draft_report.num_accepted_tokens"),
         unpack_float32(message.confidences, "draft_report.confidences"),
     )
+    check_columns(("num_draft_tokens", "num_accepted_tokens"), (report.num_draft_tokens, report.num_accepted_tokens))
+    split(report.confidences, report.num_draft_tokens, "draft_report.confidences")
+    return report
 
 
 def _pack_logprobs(logprobs: list[TokenLogprobs]) -> pb.TokenLogprobs:

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from coordinator.draft_log import DraftLog
-from specwire.messages import DraftReport, GenerateRequest
+from specwire.errors import InvalidArgumentError
+from specwire.messages import ChoiceDelta, DraftReport, GenerateRequest
 from specwire.sampling_params import SamplingParams
+from specwire.wire import generate
 from tests.scripted.cluster import Cluster
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript
+
+
+REPORT = DraftReport([2, 3], [2, 0], [0.5, 0.25, 0.75, 0.5, 1.0])
 
 
 @dataclass
@@ -60,6 +65,26 @@ async def reports(cluster: Cluster, report_drafts: bool) -> list[DraftReport | N
     await sink.wait()
     assert [choice.error for choice in sink.choices] == [None, None]
     return kept
+
+
+@pytest.mark.parametrize("report", [REPORT, DraftReport([], [], [])])
+def test_a_report_survives_the_wire(report: DraftReport) -> None:
+    packed = generate.pack_choice(ChoiceDelta(1, [5], draft_report=report))
+    assert generate.unpack_choice(type(packed).FromString(packed.SerializeToString())).draft_report == report
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (DraftReport([2, 1], [2], [0.5, 0.5, 0.5]), "num_accepted_tokens has 1 values"),
+        (DraftReport([2], [2], [0.5]), "draft_report.confidences holds 1 values"),
+        (DraftReport([-1], [0], []), "counts must be 0 or more"),
+    ],
+)
+def test_a_report_whose_numbers_do_not_fit_together_is_refused(report: DraftReport, message: str) -> None:
+    packed = generate.pack_choice(ChoiceDelta(1, [5], draft_report=report))
+    with pytest.raises(InvalidArgumentError, match=message):
+        generate.unpack_choice(packed)
 
 
 async def test_each_choice_has_its_report_if_asked_for() -> None:
