@@ -15,7 +15,6 @@ from tests.scripted.cluster import Cluster
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript
 
-
 REPORT = DraftReport([2, 3], [2, 0], [0.5, 0.25, 0.75, 0.5, 1.0])
 
 
