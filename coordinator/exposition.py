@@ -76,6 +76,8 @@ SEQUENCES = _counter("sequences", "ended sequences (choices of requests)", "reas
 GENERATED = _counter("generated_tokens", "tokens given to streams")
 CACHED = _counter("cached_tokens", "prompt tokens of ended sequences that the verifier's prefix cache had")
 STREAMS_OPENED = _counter("streams_opened", "calls of clients", "kind")
+SPANS = _counter("spans", "spans of traced requests")
+LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 
 READY = _gauge("ready", "1 while requests are taken")
 PEER_UP = _gauge("peer_up", "1 while a verifier or drafter is connected", "service", "address")
@@ -105,8 +107,8 @@ HOP = _histogram("hop_seconds", "round trips without what the peer itself took",
 METRICS: tuple[Metric, ...] = (
     *COUNTS.values(),
     FALLBACKS, DRAFTS, DRAFT_TOKENS, VERIFIED_TOKENS, ACCEPTED_TOKENS, VERIFIED_AT, ACCEPTED_AT, TIMEOUTS, REQUESTS, REFUSED, FAILED, SEQUENCES,
-    GENERATED, CACHED, STREAMS_OPENED, READY, PEER_UP, RUNNING_REQUESTS, WAITING, RUNNING, KV_BLOCKS, KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE,
-    FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K, PREDICTED, MEASURED, DRAFT_REPLY, HOP,
+    GENERATED, CACHED, STREAMS_OPENED, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, RUNNING, KV_BLOCKS, KV_BLOCKS_USED, K, OPEN,
+    STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K, PREDICTED, MEASURED, DRAFT_REPLY, HOP,
 )  # fmt: skip
 
 
@@ -167,6 +169,8 @@ def _requests(engine: Engine, metrics: Metrics) -> Iterator[Sample]:
     yield from _by_label(SEQUENCES, REASONS, metrics.sequences_by_reason)
     yield Sample(GENERATED, (), metrics.num_generated_tokens)
     yield Sample(CACHED, (), metrics.num_cached_tokens)
+    yield Sample(SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_recorded)
+    yield Sample(LOST_SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_dropped + metrics.tracer.num_failed)
     for kind in STREAM_KINDS:
         yield Sample(STREAMS_OPENED, (kind,), opened.get(kind, 0))
         yield Sample(STREAMS, (kind,), opened.get(kind, 0) - closed.get(kind, 0))

@@ -12,6 +12,7 @@ from specwire.messages import DraftResult, VerifyResult
 from specwire.metrics import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.policy.cost import verify_ms
 from specwire.rpc import status_code
+from specwire.tracing import Tracer
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -75,10 +76,15 @@ class DrafterMetrics:
 
 
 class Metrics:
-    """Since the start of the process. Times are time.monotonic_ns()."""
+    """Since the start of the process. Times are time.monotonic_ns().
 
-    def __init__(self) -> None:
+    Args:
+        tracer: whose spans are counted, too.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
         self.started_ns = time.monotonic_ns()
+        self.tracer = tracer
         self.lanes: dict[str, LaneMetrics] = {}
         self.drafters: dict[str, DrafterMetrics] = {}
         self.queue = Histogram(LATENCY_BOUNDS)

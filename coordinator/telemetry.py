@@ -25,7 +25,7 @@ class Telemetry:
     """
 
     def __init__(self, spans: "Spans | None" = None) -> None:
-        self.metrics = Metrics()
+        self.metrics = Metrics(None if spans is None else spans.tracer)
         self.spans = spans
 
     def close(self) -> None:

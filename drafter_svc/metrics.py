@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specwire.messages import DraftRowResult, RowStatus
 from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+from specwire.tracing import Tracer
 
 from .session import SequencePool
 
@@ -24,6 +25,8 @@ ROWS = _counter("rows", "answered rows by their status", "status")
 DRAFT_TOKENS = _counter("draft_tokens", "draft tokens in answers")
 CATCH_UP_TOKENS = _counter("catch_up_tokens", "committed tokens computed between rounds (prefill)")
 STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lanes")
+SPANS = _counter("spans", "spans of traced requests")
+LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 READY = _gauge("ready", "1 once drafts can be asked for")
 STREAMS = _gauge("streams", "open Draft streams")
 OPEN = _gauge("open_sequences", "sequences open over all streams")
@@ -32,7 +35,7 @@ DRAFTING = Metric(f"{_PREFIX}drafting_seconds", Kind.HISTOGRAM, "one batch of dr
 QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, READY, STREAMS, OPEN, MAX_OPEN, DRAFTING, QUEUE,
+    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, SPANS, LOST_SPANS, READY, STREAMS, OPEN, MAX_OPEN, DRAFTING, QUEUE,
 )  # fmt: skip
 
 
@@ -41,9 +44,11 @@ class DrafterMetrics:
 
     Args:
         pool: of the open sequences.
+        tracer: whose spans are counted, too.
     """
 
-    def __init__(self, pool: SequencePool) -> None:
+    def __init__(self, pool: SequencePool, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
         self.num_draft_tokens = 0
         self.num_catch_up_tokens = 0
         self.num_streams_opened = 0  # the event loop's
@@ -78,6 +83,8 @@ class DrafterMetrics:
             (DRAFT_TOKENS, self.num_draft_tokens),
             (CATCH_UP_TOKENS, self.num_catch_up_tokens),
             (STREAMS_OPENED, self.num_streams_opened),
+            (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
+            (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (READY, int(self.is_ready)),
             (STREAMS, self.num_streams),
             (OPEN, self._pool.max_num_seqs - self._pool.num_free),

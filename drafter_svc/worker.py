@@ -53,7 +53,7 @@ class Worker:
         """Resolves when the method is made and measured, or to the error that kept it from that."""
         self.draft_cost: tuple[DraftCost, ...] = ()
         self.pool = SequencePool(max_num_seqs)
-        self.metrics = DrafterMetrics(self.pool)
+        self.metrics = DrafterMetrics(self.pool, tracer)
         self._build = build
         self._chunk = chunk
         self._tracer = tracer

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from specwire.messages import RoundTiming, RowStatus
 from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+from specwire.tracing import Tracer
 
 if TYPE_CHECKING:  # brings torch
     from .verifier import Verifier
@@ -32,6 +33,8 @@ SESSIONS = _counter("sessions", "Verify streams of coordinators that were let in
 TAKEOVERS = _counter("takeovers", "sessions that ended because the same coordinator opened another one")
 REFUSED = _counter("refused_sessions", "Verify streams that were not let in")
 FAULTS = _counter("faults", "rounds that failed for no reason of their own")
+SPANS = _counter("spans", "spans of traced requests")
+LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 READY = _gauge("ready", "1 once the model is loaded")
 HELD = _gauge("held", "1 while a coordinator holds this verifier")
 OPEN = _gauge("open_sequences", "open slots")
@@ -41,15 +44,20 @@ FORWARD = Metric(f"{_PREFIX}forward_seconds", Kind.HISTOGRAM, "running a round: 
 QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS, READY,
-    HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
+    ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS,
+    SPANS, LOST_SPANS, READY, HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
 )  # fmt: skip
 
 
 class VerifierMetrics:
-    """What happens around the rounds; what happens in them the verifier counts itself. Starts at 0, before a model is there."""
+    """What happens around the rounds; what happens in them the verifier counts itself. Starts at 0, before a model is there.
 
-    def __init__(self) -> None:
+    Args:
+        tracer: whose spans are counted, too.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
         self.num_sessions = 0
         self.num_takeovers = 0
         self.num_refused = 0
@@ -83,6 +91,8 @@ class VerifierMetrics:
             (TAKEOVERS, self.num_takeovers),
             (REFUSED, self.num_refused),
             (FAULTS, self.num_faults),
+            (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
+            (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (READY, int(verifier is not None)),
             (HELD, int(self.is_held)),
             (OPEN, 0 if verifier is None else verifier.num_open_slots),

@@ -131,7 +131,7 @@ class VerifierServer:
         self._instance_id = instance_id
         self._max_outstanding_rounds = max_outstanding_rounds
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
-        self.metrics = VerifierMetrics()
+        self.metrics = VerifierMetrics(tracer)
         self._servicer = VerifierServicer()
         self._gate: SessionGate | None = None
         self._server = Server(
