@@ -4,7 +4,7 @@ import dataclasses
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class AcceptOptions:
     """What `specwire bench accept` was asked for.
 
     Args:
+        address: for the report; the client is made by the caller.
         categories: of the file, in this order; empty = all.
         weights: how much each category counts in the total, spread evenly over its prompts; empty = the prompts' own weights.
         num_prompts: most prompts of each category; None = all.
@@ -103,8 +104,8 @@ def choose_lines(lines: Sequence[PromptLine], options: AcceptOptions) -> list[Pr
     return chosen
 
 
-def run_accept(options: AcceptOptions) -> int:
-    """Runs the prompts, prints the figures and writes the report. Returns the program's exit status.
+def run_accept(options: AcceptOptions, make_client: Callable[[], AsyncClient]) -> int:
+    """Runs the prompts with a client, prints the figures and writes the report. Returns the program's exit status.
 
     Raises:
         SpecwireError: nothing could be measured.
@@ -112,7 +113,7 @@ def run_accept(options: AcceptOptions) -> int:
     check_output(options.output)
     lines = choose_lines(read_prompt_file(options.prompts), options)
     environment = describe_environment()
-    report = run_loop(_run(options, lines))
+    report = run_loop(_run(options, lines, make_client))
     print_accept(make_console(), report)
     if options.output is not None:
         write_json(options.output, {"benchmark": "accept", **environment, "settings": settings(options), **to_json(report)})
@@ -121,8 +122,8 @@ def run_accept(options: AcceptOptions) -> int:
     return EXIT_ERRORS if (report.num_failed or report.differences) and not options.allow_errors else 0
 
 
-async def _run(options: AcceptOptions, lines: list[PromptLine]) -> AcceptReport:
-    async with AsyncClient(options.address) as client:
+async def _run(options: AcceptOptions, lines: list[PromptLine], make_client: Callable[[], AsyncClient]) -> AcceptReport:
+    async with make_client() as client:
         tokenizer = await connect(client, options.ready_timeout_s)
         if tokenizer is None:
             raise InvalidArgumentError("the coordinator serves no tokenizer, so a prompt file is of no use")

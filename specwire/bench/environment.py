@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ def describe_environment() -> dict[str, Any]:
     """Date (UTC), command line, machine of the load generator, and versions of what its speed depends on."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(sys.argv),
         "machine": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
@@ -25,6 +26,15 @@ def describe_environment() -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version(), **{name: version for name in _PACKAGES if (version := _version(name))}},
     }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The arguments as one could type them, without the API key."""
+    shown, is_secret = [Path(arguments[0]).name], False
+    for argument in arguments[1:]:
+        shown.append("..." if is_secret else "--api-key=..." if argument.startswith("--api-key=") else argument)
+        is_secret = argument == "--api-key"
+    return shlex.join(shown)
 
 
 def _version(package: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from specwire.bench.backend import grpc_backend
@@ -32,8 +32,8 @@ _NUM_SYNTHETIC = 100
 _MAX_CPU_SHARE = 0.8
 
 
-def run_serve(options: ServeOptions) -> int:
-    """Runs the load, prints the figures and writes the report. Returns the program's exit status.
+def run_serve(options: ServeOptions, make_client: Callable[[], AsyncClient]) -> int:
+    """Runs the load with a client, prints the figures and writes the report. Returns the program's exit status.
 
     Raises:
         SpecwireError: nothing could be measured.
@@ -41,7 +41,7 @@ def run_serve(options: ServeOptions) -> int:
     check_output(options.output)
     lines = None if options.prompts is None else read_prompt_file(options.prompts)
     environment = describe_environment()
-    result = run_loop(_run(options, lines))
+    result = run_loop(_run(options, lines, make_client))
     run = result.run
     metrics = measure(run, options.percentiles, options.objective)
     console = make_console()
@@ -66,8 +66,8 @@ def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(main)
 
 
-async def _run(options: ServeOptions, lines: list[PromptLine] | None) -> ServeResult:
-    async with AsyncClient(options.address) as client:
+async def _run(options: ServeOptions, lines: list[PromptLine] | None, make_client: Callable[[], AsyncClient]) -> ServeResult:
+    async with make_client() as client:
         tokenizer = await connect(client, options.ready_timeout_s)
         prompts, warmups = make_workload(options, lines, tokenizer)
         arrivals_s = plan_arrivals(options, len(prompts))

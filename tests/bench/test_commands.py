@@ -211,6 +211,8 @@ def test_accept_counts_differences(served: Served, tmp_path: Path, monkeypatch: 
         (["serve", "--temperature", "-1"], "temperature is -1"),
         (["accept", "--prompts", "x", "--weights", "a"], "--weights has 'a'"),
         (["accept", "--prompts", "x", "--output-len", "0"], "--output-len is 0"),
+        (["serve", "--tls-cert", "x"], "--tls-key"),
+        (["accept", "--prompts", "x", "--tls-key", "x"], "--tls-cert"),
         (["accept"], "--prompts"),
     ],
 )

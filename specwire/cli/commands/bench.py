@@ -6,12 +6,11 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.config import DEFAULT_PORT
+from specwire.cli.connection import DEFAULT_ADDRESS, Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a running coordinator.")
 app.add_typer(bench, name="bench")
 
-Address = Annotated[str, typer.Option(envvar="SPECWIRE_ADDRESS", help="The coordinator: host:port or unix:path.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the most likely token.")]
 TopP = Annotated[float, typer.Option(help="Probability mass that may be sampled from.")]
 TopK = Annotated[int, typer.Option(help="Number of most likely tokens that may be sampled; 0 = all.")]
@@ -25,12 +24,14 @@ ReadyTimeout = Annotated[float, typer.Option(help="Seconds to wait for the coord
 Output = Annotated[Path | None, typer.Option(help="File for the report as JSON.")]
 AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with status 0 in spite of failed requests.")]
 
-_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-
 
 @bench.command()
 def serve(
-    address: Address = _ADDRESS,
+    address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
     prompts: Annotated[Path | None, typer.Option(help="JSONL file with `prompt` or `turns`. [default: made-up token ids]")] = None,
     chat: Chat = False,
     input_len: Annotated[int, typer.Option(help="Tokens of a made-up prompt.")] = 128,
@@ -67,6 +68,7 @@ def serve(
         from specwire.bench.workload import Lengths
         from specwire.sampling_params import SamplingParams
 
+        connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         options = ServeOptions(
             address=address,
             prompts=prompts,
@@ -92,14 +94,18 @@ def serve(
             allow_errors=allow_errors,
         )
     with exit_on_error(1):
-        status = run_serve(options)
+        status = run_serve(options, lambda: make_async_client(connection))
     raise typer.Exit(status)
 
 
 @bench.command()
 def accept(
     prompts: Annotated[Path, typer.Option(help="JSONL file with `prompt` or `turns`, and optionally `category` and `weight`.")],
-    address: Address = _ADDRESS,
+    address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
     chat: Chat = False,
     categories: Annotated[str, typer.Option(help="Categories with commas between them. [default: all]")] = "",
     weights: Annotated[str, typer.Option(help="How much each category counts, such as chat=3,coding=1. [default: by prompt]")] = "",
@@ -124,6 +130,7 @@ def accept(
         from specwire.bench.accept import AcceptOptions, parse_weights, run_accept
         from specwire.sampling_params import SamplingParams
 
+        connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         options = AcceptOptions(
             address=address,
             prompts=prompts,
@@ -144,5 +151,5 @@ def accept(
             allow_errors=allow_errors,
         )
     with exit_on_error(1):
-        status = run_accept(options)
+        status = run_accept(options, lambda: make_async_client(connection))
     raise typer.Exit(status)
