@@ -121,6 +121,7 @@ def let_go(lane: "Lane") -> None:
     for sequence, target in leaving.items():
         if sequence in lane.running and has_room(target, sequence):
             lane.release(sequence)
+            lane.telemetry.requeued(sequence, None)
             sequence.queued_ns = time.monotonic_ns()
             target.place(sequence)
             lane.counters.num_moves += 1

@@ -128,7 +128,7 @@ class DraftLink:
             return
         closes, self._closes = self._closes, []
         assert self._stream is not None, "a usable link has a stream"
-        traceparents = self.lane.telemetry.asking(self, round_, asks) if rows else ()
+        traceparents = self.lane.telemetry.asking(self, round_) if rows else ()
         self._stream.send(
             DraftRound(
                 self._session, self.lane.index, round_, closes, opens, commits, rows=rows, traceparents=traceparents, sent_ns=time.time_ns()

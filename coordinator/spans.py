@@ -4,7 +4,6 @@ complete. No span is built here, and nothing is done for requests that are not t
 import functools
 import time
 import uuid
-from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
@@ -16,13 +15,13 @@ from .counters import Counters
 from .trace_records import Prefill, RequestTrace, SequenceTrace, StepTrace
 
 if TYPE_CHECKING:
-    from .draft_slot import DraftSlot
     from .lane import Lane
     from .link import DraftLink
     from .plan import Plan
     from .sequence import Request, Sequence
     from .slots import Round, Slot
 
+_FEW = 8
 _LOST_PLACE = SpanError("ABORTED", "the sequence lost its place, and waits for another one")
 
 
@@ -38,6 +37,7 @@ class Spans:
     def __init__(self, tracer: Tracer, config: CoordinatorConfig, counters: Counters) -> None:
         self.tracer = tracer
         self.num_live = 0
+        self._placed: dict[Lane, dict[Sequence, SequenceTrace]] = {}
         self._sample_ratio = config.trace_sample_ratio
         self._max_steps = config.trace_max_steps
         self._has_content = config.trace_content
@@ -85,9 +85,12 @@ class Spans:
         trace = sequence.trace
         if trace is not None:
             assert sequence.slot is not None, "a placed sequence has a slot"
+            assert trace.is_queued, "a sequence that is placed has waited"
+            lane = sequence.slot.lane
+            self._placed.setdefault(lane, {})[sequence] = trace
             self._phase(trace, "queue", sequence.queued_ns, sequence.placed_ns)
             trace.is_queued = False
-            trace.prefill = Prefill(sequence.placed_ns, sequence.slot.lane.index, len(sequence.token_ids))
+            trace.prefill = Prefill(sequence.placed_ns, lane.index, len(sequence.token_ids))
 
     def prefilled(self, sequence: "Sequence", now_ns: int) -> None:
         trace = sequence.trace
@@ -102,15 +105,16 @@ class Spans:
 
     # --- steps ---
 
-    def asking(self, link: "DraftLink", round_: int, places: Items["DraftSlot"]) -> tuple[str, ...]:
+    def asking(self, link: "DraftLink", round_: int) -> tuple[str, ...]:
         """Contexts of the `propose` spans of a round to a drafter, which is about to be sent."""
-        if not self.num_live:
+        placed = self._placed.get(link.lane)
+        if not placed:
             return ()
         traceparents = []
         now_ns = time.monotonic_ns()
-        for place in places:
-            trace = place.sequence.trace
-            if trace is not None and place.parent_round == round_:
+        for sequence, trace in placed.items():
+            place = sequence.draft_slot
+            if place is not None and place.link is link and place.parent_round == round_:
                 step = trace.asked_step = self._next_step(trace, link.lane, is_prefill=False)
                 trace.has_asked = True
                 if step is not None:
@@ -120,16 +124,20 @@ class Spans:
 
     def launching(self, lane: "Lane", slots: list["Slot"], rows: list[VerifyRow], plan: "Plan") -> tuple[str, ...]:
         """Contexts of the `verify` spans of a round to the lane's verifier, which is about to be sent."""
-        if not self.num_live:
+        placed = self._placed.get(lane)
+        if not placed:
             return ()
-        traced = [(index, slot) for index, slot in enumerate(slots) if slot.sequence.trace is not None]
+        # A search for each of a few is cheaper than a look at all.
+        index_of = slots.index if len(placed) <= _FEW else {slot: index for index, slot in enumerate(slots)}.__getitem__
         steps: list[StepTrace] = []
         batch: dict[RequestTrace, None] = {}
         traceparents = []
-        for index, slot in traced:
-            trace = slot.sequence.trace
-            assert trace is not None, "it was just looked at"
+        for sequence, trace in placed.items():
+            slot = sequence.slot
+            if slot is None or slot.is_closed or slot.parent_round != lane.next_round:
+                continue
             batch[trace.request] = None
+            index = index_of(slot)
             row = rows[index]
             step = trace.asked_step if trace.has_asked else self._next_step(trace, lane, is_prefill=row.token_budget > 0)
             trace.asked_step, trace.has_asked = None, False
@@ -171,12 +179,21 @@ class Spans:
         if trace.is_queued:
             trace.is_queued = False
             self._phase(trace, "queue", sequence.queued_ns, now_ns, error=error)
+        else:
+            assert sequence.slot is not None, "a sequence that does not wait has, or had, a slot"
+            self._leave(sequence.slot.lane, sequence)
         self._end_prefill(trace, now_ns, error)
         for step in trace.steps:
             step.discard(error, now_ns)
             self.tracer.record(step.num_spans, step.spans)
         trace.steps.clear()
         trace.asked_step, trace.has_asked = None, False
+
+    def _leave(self, lane: "Lane", sequence: "Sequence") -> None:
+        placed = self._placed[lane]
+        del placed[sequence]
+        if not placed:
+            del self._placed[lane]
 
     def _end_prefill(self, trace: SequenceTrace, now_ns: int, error: SpanError | None = None) -> None:
         prefill, trace.prefill = trace.prefill, None

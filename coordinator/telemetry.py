@@ -8,7 +8,6 @@ from specwire.messages import DraftResult, VerifyResult, VerifyRow
 from .metrics import Metrics
 
 if TYPE_CHECKING:
-    from .draft_slot import DraftSlot
     from .lane import Lane
     from .link import DraftLink
     from .plan import Plan
@@ -59,9 +58,9 @@ class Telemetry:
         """A sequence's first output, at sequence.first_token_ns."""
         self.metrics.first_token(sequence)
 
-    def asking(self, link: "DraftLink", round_: int, places: list["DraftSlot"]) -> tuple[str, ...]:
-        """A round is about to be sent to a drafter; returns its traceparents. Places whose parent_round is the round's have rows in it."""
-        return () if self.spans is None else self.spans.asking(link, round_, places)
+    def asking(self, link: "DraftLink", round_: int) -> tuple[str, ...]:
+        """A round is about to be sent to a drafter; returns its traceparents. Draft slots whose parent_round it is have rows in it."""
+        return () if self.spans is None else self.spans.asking(link, round_)
 
     def launching(self, lane: "Lane", slots: list["Slot"], rows: list[VerifyRow], plan: "Plan") -> tuple[str, ...]:
         """The round lane.next_round is about to be sent to the verifier; returns its traceparents."""

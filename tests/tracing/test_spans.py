@@ -216,6 +216,23 @@ async def test_preempted_sequences_wait_and_prefill_again(collector: Collector) 
         assert spans[0].is_ok
 
 
+async def test_a_sequence_that_moves_to_another_lane_has_a_second_place(collector: Collector) -> None:
+    async with Cluster([VerifierScript(), VerifierScript(instance_id="verifier-2")], trace_endpoint=collector.address) as cluster:
+        await cluster.all_there()
+        running = submit(cluster, PROMPT, request_id="it", seed=1, max_tokens=60)
+        await cluster.until(lambda: len(running.sink.choices[0].token_ids) > 5)
+        source, target = sorted(cluster.engine.lanes, key=lambda lane: -len(lane.running))
+        [sequence] = source.running
+        source.leaving[sequence] = target
+        await running.check()
+        assert cluster.engine.counters.num_moves == 1
+    spans = of(collector.spans, "it")
+    assert spans[0].is_ok
+    assert [prefill.attributes["specwire.lane"] for prefill in named(spans, "prefill")] == [source.index, target.index]
+    assert len(named(spans, "queue")) == 2
+    assert {span.message for span in spans if not span.is_ok} <= {"ABORTED: the sequence lost its place, and waits for another one"}
+
+
 async def test_a_lost_verifier_shows(collector: Collector) -> None:
     async with Cluster([VerifierScript(delay_s=0.01)], trace_endpoint=collector.address) as cluster:
         await cluster.ready()
