@@ -2,20 +2,17 @@
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncGenerator
 
 from specwire.bench.record import RequestRecord
 from specwire.bench.runner import Send
 from specwire.bench.workload import Prompt
 from specwire.client import AsyncClient
-from specwire.errors import ResourceExhaustedError, SpecwireError, UnavailableError
+from specwire.client.generation import Deadline, Retries
+from specwire.errors import SpecwireError
 from specwire.messages import ChoiceDelta, GenerateRequest
 from specwire.rpc import error_from_status
 from specwire.sampling_params import SamplingParams
-
-_FIRST_PAUSE_S = 0.1
-_MAX_PAUSE_S = 5.0
 
 
 def grpc_backend(
@@ -27,20 +24,19 @@ def grpc_backend(
         params: of all requests; max_tokens is the prompt's own, and each request gets a seed of its own, params.seed + its number.
         label: what request ids begin with.
         timeout_s: deadline of each request.
-        max_retries: how often one that the coordinator refuses or that breaks before its first token is sent again.
+        max_retries: how often one is sent again that failed before its first token, as the SDK's client does it.
         report_drafts: ask for a record of each verification.
     """
 
+    retries = Retries(max_retries)
+
     async def send(prompt: Prompt, record: RequestRecord) -> AsyncGenerator[ChoiceDelta, None]:
         seed = None if params.seed is None else (params.seed + record.index) % 2**64
-        request = GenerateRequest(
-            prompt.token_ids,
-            params.replace(max_tokens=prompt.max_tokens, seed=seed),
-            request_id=f"{label}-{record.index}",
-            timeout_ms=None if timeout_s is None else max(1, round(1000 * timeout_s)),
-            report_drafts=report_drafts,
-        )
+        own_params, deadline = params.replace(max_tokens=prompt.max_tokens, seed=seed), Deadline(timeout_s)
         while True:
+            request = GenerateRequest(
+                prompt.token_ids, own_params, f"{label}-{record.index}", timeout_ms=deadline.remaining_ms, report_drafts=report_drafts
+            )
             has_tokens = False
             try:
                 async with contextlib.aclosing(_stream(client, request)) as deltas:
@@ -48,11 +44,12 @@ def grpc_backend(
                         has_tokens = has_tokens or bool(delta.token_ids)
                         yield delta
                 return
-            except (UnavailableError, ResourceExhaustedError):
-                if has_tokens or record.num_retries >= max_retries:
+            except SpecwireError as error:
+                pause_s = retries.pause_s(error, record.num_retries + 1, deadline, waits_for_room=True)
+                if has_tokens or pause_s is None:
                     raise
             record.num_retries += 1
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**record.num_retries))
+            await asyncio.sleep(pause_s)
 
     return send
 

@@ -19,7 +19,9 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Answers have thei
 MaxDraftTokens = Annotated[int | None, typer.Option(help="Most drafts verified a step; 0 = no speculation. [default: the server's K]")]
 Chat = Annotated[bool, typer.Option("--chat", help="Ask the prompts as questions, in the model's chat template.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that a request may take. [default: no limit]")]
-Retries = Annotated[int, typer.Option(help="How often a request is sent again that was refused, or broke before its first token.")]
+Retries = Annotated[
+    int, typer.Option(help="How often a request is sent again that failed before its first token for want of a coordinator or of room.")
+]
 ReadyTimeout = Annotated[float, typer.Option(help="Seconds to wait for the coordinator to serve.")]
 Output = Annotated[Path | None, typer.Option(help="File for the report as JSON.")]
 AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with status 0 in spite of failed requests.")]
