@@ -170,7 +170,7 @@ def test_speculation_is_overridden_by_key(lower: dict[str, Any], upper: dict[str
         ("verifier: {model: \x00}\n", ["is no YAML"]),
         (b"verifier: \xff\n", ["specwire.yaml: is no UTF-8 (byte 10); save it as UTF-8"]),
         (
-            "verifier: {max_num_seqs: x, dtyp: 3}\ncoordinator: {max_queue: []}\n",
+            "verifier:\n  max_num_seqs: x\n  dtyp: 3\ncoordinator: {max_queue: []}\n",
             ["verifier.max_num_seqs is 'x'", "verifier.dtyp is an unknown key", "coordinator.max_queue is []"],
         ),
     ],

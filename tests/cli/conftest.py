@@ -11,7 +11,7 @@ import pytest
 from specwire.messages import TokenizerSpec
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
-from tests.coordinator.serving import serving
+from tests.coordinator.serving import serving, until
 
 FAKES = Path(__file__).parent / "fakes"
 CHAT_TEMPLATE = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
@@ -23,6 +23,13 @@ class Coordinator:
 
     address: str
     engine: ScriptedEngine
+    loop: asyncio.AbstractEventLoop
+
+    def wait_for_ends(self, num_requests: int, timeout_s: float = 20.0) -> None:
+        """Returns once so many requests have ended."""
+        engine = self.engine
+        ended = until(lambda: len(engine.requests) - len(engine.live) >= num_requests, timeout_s)
+        asyncio.run_coroutine_threadsafe(ended, self.loop).result()
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def _serve_in_thread(socket_dir: Path, tokenizer: TokenizerSpec | None) -> Itera
     async def main() -> None:
         engine = ScriptedEngine(tokenizer)
         async with serving(engine, socket_dir) as server:
-            started.append(Coordinator(server.bound_addresses[0], engine))
+            started.append(Coordinator(server.bound_addresses[0], engine, loop))
             ready.set()
             await stop.wait()
 
