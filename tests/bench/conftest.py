@@ -13,6 +13,7 @@ from coordinator.server import CoordinatorServer
 from specwire.config import CoordinatorConfig
 from specwire.speculative_config import SpeculativeConfig
 from tests.coordinator.byte_tokenizer import make_spec
+from tests.coordinator.serving import until
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.local import LocalNetwork
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
@@ -61,6 +62,7 @@ def served(socket_dir: Path) -> Iterator[Served]:
         await server.start()
         await engine.start()
         following = asyncio.create_task(server.follow_readiness())
+        await until(lambda: bool(engine.lanes) and all(lane.is_ready and lane.links and lane.links[0].is_connected for lane in engine.lanes))
         started.append(Served(server.bound_addresses[0], verifier, drafter, engine))
         ready.set()
         await stop.wait()
