@@ -4,18 +4,21 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specwire import errors
 from specwire.channel import MarkedChannel, Metadata
-from specwire.messages import ErrorStatus, ServiceDescription
+from specwire.messages import ServiceDescription
+from specwire.statuses import ErrorInterceptor
+from specwire.statuses import error_from_rpc as error_from_rpc
+from specwire.statuses import error_from_status as error_from_status
+from specwire.statuses import status_code as status_code
 from specwire.tls import ServerCertificates, ServerTls, TlsOptions, channel_credentials
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify
@@ -24,29 +27,14 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 _DESCRIBE_TIMEOUT_S = 10.0
-_RETRY_AFTER = "retry-after-ms"
 _MAX_METADATA_BYTES = 8 << 10
 """Of one call's headers; gRPC itself refuses more with RESOURCE_EXHAUSTED."""
 _KEEPALIVE_MS = 20_000, 10_000
 """Silence until a ping is sent, and until the connection is given up: a host that vanished closes no socket."""
-_PEER_KEEPALIVE_MS = 4_000, 4_000
+_PEER_KEEPALIVE_MS = 3_000, 5_000
 """The same from the coordinator to its verifiers and drafters: a lost replica must be noticed within 10 s."""
 HOLDER_KEEPALIVE_MS = 2_000, 2_500
 """The same from a verifier to the coordinator that holds it: 5 s after that is gone, another one may come."""
-_CODES = {
-    errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
-    errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
-    errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.CancelledError: grpc.StatusCode.CANCELLED,
-    errors.AbortedError: grpc.StatusCode.ABORTED,
-    errors.InternalError: grpc.StatusCode.INTERNAL,
-}
-_ERRORS = {code: error for error, code in _CODES.items()}
-_ERRORS_BY_NUMBER = {code.value[0]: error for code, error in _ERRORS.items()}
 
 
 def channel_options(max_message_bytes: int, keepalive_ms: tuple[int, int] = _KEEPALIVE_MS) -> list[tuple[str, int]]:
@@ -107,42 +95,6 @@ def open_channel(
             options.append(("grpc.ssl_target_name_override", tls.server_name))
         channel = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
     return MarkedChannel(channel, metadata) if metadata else channel
-
-
-def status_code(error: BaseException) -> grpc.StatusCode:
-    """The status that a Specwire error becomes; anything else is INTERNAL."""
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-
-
-def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> errors.SpecwireError:
-    """The Specwire error that a status stands for, with the server's message."""
-    kind = _ERRORS.get(error.code(), errors.InternalError)
-    metadata: Any = error.trailing_metadata() or ()
-    numbers = [int(value) for key, value in metadata if key == _RETRY_AFTER and str(value).isdecimal()]
-    return kind(error.details() or error.code().name, retry_after_ms=numbers[0] if numbers else None)
-
-
-def error_from_status(status: ErrorStatus) -> errors.SpecwireError:
-    """The Specwire error that a failed request of a stream stands for."""
-    return _ERRORS_BY_NUMBER.get(status.code, errors.InternalError)(status.message, retry_after_ms=status.retry_after_ms)
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The one place where exceptions become statuses. Unexpected ones are logged whole and answered INTERNAL."""
-
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith("/grpc."):
-            return handler
-        if handler.response_streaming:
-            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-            behaviour = _guard_stream(handler.stream_stream or handler.unary_stream, handler_call_details.method)
-        else:
-            make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-            behaviour = _guard_unary(handler.stream_unary or handler.unary_unary, handler_call_details.method)
-        return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
 class Server:
@@ -291,41 +243,14 @@ def _check_free(address: str) -> None:
 
 def _keepalive(keepalive_ms: tuple[int, int]) -> list[tuple[str, int]]:
     time_ms, timeout_ms = keepalive_ms
-    return [("grpc.keepalive_time_ms", time_ms), ("grpc.keepalive_timeout_ms", timeout_ms), ("grpc.http2.max_pings_without_data", 0)]
+    return [
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # gRPC also pings to measure bandwidth. While such a ping is unanswered, for a minute by default, no keepalive ping is sent.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", max_message_bytes)]
-
-
-def _guard_unary(behaviour: Callable, method: str) -> Callable:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        try:
-            return await behaviour(request, context)
-        except Exception as error:
-            await _abort(error, context, method)
-
-    return guarded
-
-
-def _guard_stream(behaviour: Callable, method: str) -> Callable:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        try:
-            async for response in behaviour(request, context):
-                yield response
-        except Exception as error:
-            await _abort(error, context, method)
-
-    return guarded
-
-
-async def _abort(error: Exception, context: grpc.aio.ServicerContext, method: str) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if isinstance(error, DecodeError):
-        error = errors.InvalidArgumentError(f"a message could not be read ({error}); send one that is encoded as the service's .proto files say")
-    if isinstance(error, errors.SpecwireError):
-        metadata = () if error.retry_after_ms is None else ((_RETRY_AFTER, str(error.retry_after_ms)),)
-        await context.abort(status_code(error), str(error), metadata)
-    logger.error("unexpected error in %s", method, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; the service's log has the details")
