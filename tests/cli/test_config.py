@@ -1,5 +1,6 @@
 """`specwire config`: every problem at once, and what takes effect, from where, and what is clipped."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,8 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specwire.cli import app
+from specwire.cli.batch_lines import read_jobs
+from specwire.client.arguments import make_params
+from specwire.config import ClientConfig, UpConfig
 from tests.cli.conftest import Coordinator
 
+ROOT = Path(__file__).parents[2]
 FILE = """\
 speculative_config:
   num_speculative_tokens: 4
@@ -173,3 +178,32 @@ def test_commands_take_the_address_of_the_file(coordinator: Coordinator, monkeyp
     result = generate()
     assert (result.exit_code, result.stdout) == (2, "")
     assert "other.yaml:1: client.adress is an unknown key; did you mean address?" in result.stderr
+
+
+def yaml_blocks(path: Path) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_documented_files_are_good() -> None:
+    files = [*yaml_blocks(ROOT / "docs" / "configuration.md"), (ROOT / "examples" / "specwire.yaml").read_text(encoding="utf-8")]
+    assert len(files) >= 3
+    for text in files:
+        Path("specwire.yaml").write_text(text)
+        result = config("check")
+        assert (result.exit_code, result.stdout) == (0, "specwire.yaml: no problems\n"), text
+
+
+@pytest.mark.parametrize(("title", "kind"), [("Up", UpConfig), ("Client", ClientConfig)])
+def test_keys_are_documented_as_they_are(title: str, kind: type) -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    rows = [f"| `{field.name}` | `{field.default}` | {field.metadata['help']} |" for field in dataclasses.fields(kind)]
+    assert [line for line in section.splitlines() if line.startswith("| `")] == rows
+
+
+def test_documented_batch_lines_are_good() -> None:
+    block = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    jobs = list(read_jobs(block.encode().splitlines()))
+    assert [(job.id, job.error) for job in jobs] == [("a", None), ("b", None), (3, None)]
+    for job in jobs:
+        make_params(None, job.sampling)

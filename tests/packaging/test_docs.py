@@ -10,7 +10,15 @@ from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
 from specwire.speculative_config import SpeculativeConfig
 
 SERVICES = (("Coordinator", CoordinatorConfig), ("Verifier", VerifierConfig), ("Drafter", DrafterConfig))
-DOCUMENTS = ("README.md", "docs/configuration.md", "docs/development.md", "docs/design.md", "docs/performance.md", "benchmarks/README.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/configuration.md",
+    "docs/commands.md",
+    "docs/development.md",
+    "docs/design.md",
+    "docs/performance.md",
+    "benchmarks/README.md",
+)
 
 
 def flag_row(field: "dataclasses.Field[object]") -> str:
