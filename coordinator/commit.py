@@ -61,7 +61,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             num_drafts = len(drafts)
             sequence.num_draft_tokens += num_drafts
             sequence.accept_counts[num_accepted] += 1
-            outcomes[num_drafts, num_accepted] += 1
+            outcomes[num_drafts][num_accepted] += 1
             origins = _BONUS[num_accepted] if num_accepted == num_drafts else _RECOVERED[num_accepted]
         num_taken, reason, stop_cause, text = sequence.rules.push(token_ids)
         if num_taken < len(token_ids):

@@ -5,6 +5,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from specwire.speculative_config import MAX_NUM_TOKENS
+
 
 @dataclass(slots=True)
 class Counters:
@@ -32,23 +34,23 @@ class Counters:
     num_bad_traceparents: int = 0  # of clients: they name no span
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Sequences and steps that went without drafts though K was above 0, by cause."""
-    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Verified rows with drafts, by (draft tokens, accepted ones)."""
+    outcomes: list[list[int]] = field(default_factory=lambda: [[0] * (num_drafts + 1) for num_drafts in range(MAX_NUM_TOKENS + 1)])
+    """Verified rows with drafts: outcomes[number of draft tokens][number of accepted ones]. Lists, since every row of a step counts here."""
 
     @property
     def num_drafts(self) -> int:
         """Verified rows with at least one draft token."""
-        return self.outcomes.total()
+        return sum(map(sum, self.outcomes))
 
     @property
     def num_draft_tokens(self) -> int:
         """Draft tokens of those rows."""
-        return sum(num_drafts * count for (num_drafts, _), count in self.outcomes.items())
+        return sum(num_drafts * sum(counts) for num_drafts, counts in enumerate(self.outcomes))
 
     @property
     def num_accepted_tokens(self) -> int:
         """Draft tokens that were accepted."""
-        return sum(num_accepted * count for (_, num_accepted), count in self.outcomes.items())
+        return sum(num_accepted * count for counts in self.outcomes for num_accepted, count in enumerate(counts))
 
 
 class DegradedLog:

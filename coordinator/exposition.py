@@ -132,14 +132,18 @@ def known_drafters(engine: Engine) -> dict[Drafter, list[DraftLink]]:
 
 def per_position(counters: Counters, num_positions: int = 0) -> tuple[list[int], list[int]]:
     """(verified, accepted) draft tokens by position, at least num_positions of them."""
-    outcomes = dict(counters.outcomes)
-    size = max([num_positions, *(num_drafts for num_drafts, _ in outcomes)])
-    verified, accepted = [0] * (size + 1), [0] * (size + 1)
-    for (num_drafts, num_accepted), count in outcomes.items():
-        verified[num_drafts] += count
-        accepted[num_accepted] += count
-    # Whoever has n of them has one at each position below n.
-    return [list(accumulate(reversed(counts)))[::-1][1:] for counts in (verified, accepted)]  # type: ignore[return-value]
+    outcomes = [counts[:] for counts in counters.outcomes]
+    size = max([num_positions, *(num_drafts for num_drafts, counts in enumerate(outcomes) if any(counts))])
+    verified, accepted = [sum(counts) for counts in outcomes[: size + 1]], [0] * (size + 1)
+    for counts in outcomes[: size + 1]:
+        for num_accepted, count in enumerate(counts):
+            accepted[num_accepted] += count
+    return _from_position(verified), _from_position(accepted)
+
+
+def _from_position(counts: list[int]) -> list[int]:
+    """From drafts by their number of tokens, those that have a token at each position: whoever has n has one at each below n."""
+    return list(accumulate(reversed(counts)))[::-1][1:]
 
 
 def _counters(counters: Counters, num_positions: int) -> Iterator[Sample]:

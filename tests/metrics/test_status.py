@@ -1,22 +1,32 @@
 """GetStatus and `specwire status`: what they say is what happened."""
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from coordinator.engine import Engine
+from coordinator.server import CoordinatorServicer
+from coordinator.status import describe_status
 from specwire.cli import app
 from specwire.cli.status import Look, look_again, print_looks, show_live
 from specwire.cli.status_view import render
 from specwire.client import AsyncClient, Client
-from specwire.errors import UnavailableError
+from specwire.config import CoordinatorConfig
+from specwire.errors import DeadlineExceededError, UnavailableError
 from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
+from specwire.rpc import Server
 from specwire.wire.status import pack_status, unpack_status
 from tests.metrics.served import serve_cluster, serve_in_thread
+from tests.scripted.cluster import Cluster
+from tests.scripted.drafter import DrafterScript
+from tests.scripted.verifier import VerifierScript
 
 FULL = CoordinatorStatus(
     version="0.1.0", uptime_s=100.0, is_ready=True, reason="lane 1: gone", model_id="tiny", max_model_len=512, max_num_seqs=16,
@@ -82,6 +92,42 @@ async def test_counts_are_those_of_the_requests(socket_dir: Path) -> None:
     assert 0 < times.plan_ms <= times.step_ms
     assert times.forward_ms == 0.0, "scripted verifiers give no times"
     assert drafter.reply_ms > 0
+
+
+async def test_peers_that_are_away_are_shown_with_the_reason() -> None:
+    async with Cluster([VerifierScript()] * 2, [DrafterScript()], absent=["v1", "d0"]) as cluster:
+        await cluster.ready()
+        status = describe_status(cluster.engine)
+    assert status.is_ready
+    assert [(lane.index, lane.is_ready, lane.reason) for lane in status.lanes] == [(0, True, ""), (1, False, "not reached yet")]
+    assert status.reason == "lane 1: not reached yet"
+    assert status.lanes[1] == LaneStatus(1, "v1:1", reason="not reached yet")
+    assert status.drafters == (DrafterStatus("d0:1"),)
+    assert unpack_status(pack_status(status)) == status
+
+
+async def test_before_the_start_there_is_a_status_too() -> None:
+    status = describe_status(Engine(CoordinatorConfig(verifiers=("127.0.0.1:1",))))
+    assert (status.is_ready, status.lanes, status.drafters, status.model_id) == (False, (), (), "")
+
+
+async def test_another_service_is_no_coordinator(socket_dir: Path) -> None:
+    server = Server([f"unix:{socket_dir}/other"], [], lambda _: None)
+    await server.start()
+    async with AsyncClient(f"unix:{socket_dir}/other") as client:
+        with pytest.raises(UnavailableError, match="no coordinator"):
+            await client.get_status()
+    await server.stop(0)
+
+
+async def test_a_coordinator_that_hangs_is_not_waited_for(socket_dir: Path) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    with mock.patch.object(CoordinatorServicer, "GetStatus", hang):
+        async with serve_cluster(socket_dir) as served, AsyncClient(served.address) as client:
+            with pytest.raises(DeadlineExceededError, match=r"did not answer within 0\.05 s"):
+                await client.get_status(timeout=0.05)
 
 
 def test_the_blocking_client_asks_too(socket_dir: Path) -> None:
