@@ -134,6 +134,49 @@ def test_options_reach_the_services(start: Start) -> None:
     assert up.end() == 0
 
 
+def test_the_file_of_the_folder_reaches_the_services(start: Start, tmp_path: Path) -> None:
+    """Flags go before it; services with a port of their own take one after the other."""
+    (tmp_path / "specwire.yaml").write_text(
+        """\
+speculative_config: {num_speculative_tokens: 3}
+verifier: {max_num_seqs: 2, dtype: float32}
+coordinator: {max_queue: 7}
+drafters:
+- {method: ngram, prompt_lookup_max: 9}
+- {method: draft_model, model: draft, device: "cuda:1"}
+up: {port: 0}
+"""
+    )
+    up = start("--max-num-seqs", "4", "--set", "coordinator.max_queue=8", "--trace-file", "spans.jsonl", "--metrics-port", "9999")
+    up.wait_ready()
+    assert "specwire: configuration of specwire.yaml\n" in up.output["stderr"]
+    flags = {name: up.wait_for(rf"(?m)^{name} +\| (ready: .*)$", "stderr") for name in ("verifier", "drafter-0", "drafter-1", "coordinator")}
+    assert "--dtype=float32 " in flags["verifier"]
+    assert "--max-num-seqs=4 " in flags["verifier"]
+    assert "--max-queue=8 " in flags["coordinator"]
+    assert '"method": "ngram"' in flags["drafter-0"]
+    assert '"prompt_lookup_max": 9' in flags["drafter-0"]
+    assert '"model": "draft"' in flags["drafter-1"]
+    assert "--device=cuda:1 " in flags["drafter-1"]
+    assert all("--trace-file=spans.jsonl " in text and '"num_speculative_tokens": 3' in text for text in flags.values())
+    ports = [re.findall(r"--metrics-listen=127.0.0.1:(\d+)", text) for text in flags.values()]
+    assert ports == [["9999"], ["10000"], ["10001"], ["10002"]]
+    assert "ngram, draft_model" in up.output["stdout"]
+    assert up.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("up: {prt: 1}\n", "specwire.yaml:1: up.prt is an unknown key"), ("verifier: {dtype: x}\n", "dtype is 'x'")]
+)
+def test_a_bad_file_is_named_before_anything_starts(start: Start, events: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "specwire.yaml").write_text(text)
+    up = start()
+    assert up.join() == 2
+    assert message in up.output["stderr"]
+    assert not happened(events, "start")
+    (tmp_path / "specwire.yaml").unlink()
+
+
 def test_no_drafter_and_a_demo_that_fails(start: Start, events: Path) -> None:
     up = start("--port", "0", "--no-drafter", "--demo")
     up.wait_ready()
