@@ -48,6 +48,10 @@ class Drafter:
         self.description: ServiceDescription | None = None
         self._instance_id = ""
 
+    @property
+    def is_connected(self) -> bool:
+        return any(link.is_connected for link in self.links)
+
     def accept(self, engine: EngineDescription, description: ServiceDescription, others: "Iterable[Drafter]") -> None:
         """Takes over its capacities.
 

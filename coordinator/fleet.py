@@ -131,7 +131,7 @@ class Fleet:
             if address not in verifiers and not lane.is_connected:
                 self._forget_lane(lane)
         for address, drafter in list(self._shared.items()):
-            if address not in drafters and not drafter.links:
+            if address not in drafters and not drafter.is_connected:
                 self._forget_drafter(drafter)
         self._admission.lane_changed()
 

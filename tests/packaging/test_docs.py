@@ -17,6 +17,7 @@ DOCUMENTS = (
     "docs/development.md",
     "docs/design.md",
     "docs/performance.md",
+    "docs/scaling.md",
     "benchmarks/README.md",
 )
 
