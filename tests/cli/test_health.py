@@ -1,0 +1,72 @@
+"""`specwire health` against servers in every state."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from typer.testing import CliRunner, Result
+
+from specwire.cli import app
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["health", *arguments])
+
+
+@pytest.fixture
+def servicer() -> health.HealthServicer:
+    return health.HealthServicer()
+
+
+@pytest.fixture
+def address(socket_dir: Path, servicer: health.HealthServicer) -> Iterator[str]:
+    """A server whose health the servicer decides."""
+    address = f"unix:{socket_dir}/health.sock"
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    server.add_insecure_port(address)
+    server.start()
+    yield address
+    server.stop(None).wait()
+
+
+def test_only_a_service_that_serves_is_healthy(address: str, servicer: health.HealthServicer) -> None:
+    for status, name, exit_code in ((SERVING, "SERVING", 0), (NOT_SERVING, "NOT_SERVING", 1), (SERVING, "SERVING", 0)):
+        servicer.set("", status)
+        result = check(address)
+        assert (result.stdout, result.exit_code) == (f"{address}: {name}\n", exit_code)
+
+
+def test_address_from_the_environment(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECWIRE_HEALTH_ADDRESS", address)
+    assert check().exit_code == 0
+
+
+def test_nobody_is_there(socket_dir: Path) -> None:
+    result = check(f"unix:{socket_dir}/missing.sock")
+    assert result.exit_code == 1
+    assert "UNAVAILABLE" in result.stdout
+
+
+def test_one_that_says_nothing_is_waited_for_only_so_long(socket_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{socket_dir}/silent.sock")
+        silent.listen()
+        result = check(f"unix:{socket_dir}/silent.sock", "--timeout", "0.2")
+    assert result.exit_code == 1
+    assert "DEADLINE_EXCEEDED" in result.stdout
+
+
+def test_it_loads_little() -> None:
+    """Containers run it every few seconds."""
+    script = "import sys, specwire.cli, specwire.cli.health; print(*sorted({'numpy', 'specwire.rpc', 'specwire.v1'} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert not loaded
