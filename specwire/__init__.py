@@ -26,11 +26,13 @@ if TYPE_CHECKING:
         InvalidArgumentError,
         ResourceExhaustedError,
         SpecwireError,
+        UnauthenticatedError,
         UnavailableError,
         UnsupportedError,
     )
     from specwire.messages import SpecStats, TokenLogprobs, TokenOrigin, Usage
     from specwire.sampling_params import SamplingParams
+    from specwire.tls import TlsOptions
 
 __all__ = [
     "AbortedError",
@@ -53,24 +55,29 @@ __all__ = [
     "SpecStats",
     "SpecwireError",
     "StreamEvent",
+    "TlsOptions",
     "TokenLogprobs",
     "TokenOrigin",
     "TokenStream",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnsupportedError",
     "Usage",
 ]
-_MESSAGES = ("SpecStats", "TokenLogprobs", "TokenOrigin", "Usage")
+_MODULES = {
+    "SamplingParams": "specwire.sampling_params",
+    "SpecStats": "specwire.messages",
+    "TlsOptions": "specwire.tls",
+    "TokenLogprobs": "specwire.messages",
+    "TokenOrigin": "specwire.messages",
+    "Usage": "specwire.messages",
+}
+"""Of names that are neither errors nor of specwire.client."""
 
 
 def __getattr__(name: str) -> Any:
     """Loads the SDK when it is asked for: the services import this package without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "SamplingParams":
-        module = "specwire.sampling_params"
-    elif name.endswith("Error"):
-        module = "specwire.errors"
-    else:
-        module = "specwire.messages" if name in _MESSAGES else "specwire.client"
+    module = "specwire.errors" if name.endswith("Error") else _MODULES.get(name, "specwire.client")
     return getattr(importlib.import_module(module), name)
