@@ -20,7 +20,8 @@ CAUSES = (
 """Causes of fallbacks that are shown before they happen."""
 REASONS = tuple(reason.label for reason in FinishReason)
 FAILURES = ("deadline_exceeded", "unavailable")
-REFUSALS = ("invalid_argument", "failed_precondition", "resource_exhausted", "unavailable", "unimplemented")
+KEY_CAUSES = ("no_key", "unknown_key", "expired_key", "over_limit")
+REFUSALS = ("invalid_argument", "failed_precondition", "resource_exhausted", "unavailable", "unimplemented", "unauthenticated")
 
 
 def _counter(what: str, text: str, *labels: str) -> Metric:
@@ -76,6 +77,8 @@ SEQUENCES = _counter("sequences", "ended sequences (choices of requests)", "reas
 GENERATED = _counter("generated_tokens", "tokens given to streams")
 CACHED = _counter("cached_tokens", "prompt tokens of ended sequences that the verifier's prefix cache had")
 STREAMS_OPENED = _counter("streams_opened", "calls of clients", "kind")
+KEY_REFUSALS = _counter("key_refusals", "calls and requests that were refused for the sake of their API key", "cause")
+FAILED_RELOADS = _counter("failed_reloads", "changed files that could not be used", "file")
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 
@@ -107,8 +110,9 @@ HOP = _histogram("hop_seconds", "round trips without what the peer itself took",
 METRICS: tuple[Metric, ...] = (
     *COUNTS.values(),
     FALLBACKS, DRAFTS, DRAFT_TOKENS, VERIFIED_TOKENS, ACCEPTED_TOKENS, VERIFIED_AT, ACCEPTED_AT, TIMEOUTS, REQUESTS, REFUSED, FAILED, SEQUENCES,
-    GENERATED, CACHED, STREAMS_OPENED, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, RUNNING, KV_BLOCKS, KV_BLOCKS_USED, K, OPEN,
-    STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K, PREDICTED, MEASURED, DRAFT_REPLY, HOP,
+    GENERATED, CACHED, STREAMS_OPENED, KEY_REFUSALS, FAILED_RELOADS, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, RUNNING, KV_BLOCKS,
+    KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K, PREDICTED,
+    MEASURED, DRAFT_REPLY, HOP,
 )  # fmt: skip
 
 
@@ -173,6 +177,9 @@ def _requests(engine: Engine, metrics: Metrics) -> Iterator[Sample]:
     yield from _by_label(SEQUENCES, REASONS, metrics.sequences_by_reason)
     yield Sample(GENERATED, (), metrics.num_generated_tokens)
     yield Sample(CACHED, (), metrics.num_cached_tokens)
+    yield from _by_label(KEY_REFUSALS, KEY_CAUSES, {} if metrics.keys is None else metrics.keys.num_refused)
+    yield Sample(FAILED_RELOADS, ("api_keys",), 0 if metrics.keys is None else metrics.keys.num_failed_reloads)
+    yield Sample(FAILED_RELOADS, ("certificates",), 0 if metrics.certificates is None else metrics.certificates.num_failed_reloads)
     yield Sample(SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_recorded)
     yield Sample(LOST_SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_dropped + metrics.tracer.num_failed)
     for kind in STREAM_KINDS:

@@ -12,9 +12,11 @@ from specwire.messages import DraftResult, VerifyResult
 from specwire.metrics import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.policy.cost import verify_ms
 from specwire.rpc import status_code
+from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 if TYPE_CHECKING:
+    from .api_keys import KeyRing
     from .lane import Lane
     from .link import DraftLink
     from .sequence import Request, Sequence
@@ -101,6 +103,12 @@ class Metrics:
         self.refusals_by_code: Counter[str] = Counter()
         self.streams_opened: Counter[str] = Counter()
         self.streams_closed: Counter[str] = Counter()
+        self.keys: KeyRing | None = None
+        self.certificates: ServerCertificates | None = None
+
+    def watch(self, keys: "KeyRing | None", certificates: ServerCertificates | None) -> None:
+        """What the server counts itself: refusals and changed files that can't be used."""
+        self.keys, self.certificates = keys, certificates
 
     def lane(self, address: str) -> LaneMetrics:
         found = self.lanes.get(address)

@@ -164,6 +164,7 @@ class CoordinatorServer:
             config.max_message_mb << 20,
             tls=server_tls(config),
         )
+        engine.metrics.watch(self.keys, self._server.certificates)
 
     @property
     def bound_addresses(self) -> tuple[str, ...]:

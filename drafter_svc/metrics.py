@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specwire.messages import DraftRowResult, RowStatus
 from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 from .session import SequencePool
@@ -25,6 +26,7 @@ ROWS = _counter("rows", "answered rows by their status", "status")
 DRAFT_TOKENS = _counter("draft_tokens", "draft tokens in answers")
 CATCH_UP_TOKENS = _counter("catch_up_tokens", "committed tokens computed between rounds (prefill)")
 STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lanes")
+FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 READY = _gauge("ready", "1 once drafts can be asked for")
@@ -35,7 +37,7 @@ DRAFTING = Metric(f"{_PREFIX}drafting_seconds", Kind.HISTOGRAM, "one batch of dr
 QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, SPANS, LOST_SPANS, READY, STREAMS, OPEN, MAX_OPEN, DRAFTING, QUEUE,
+    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, FAILED_RELOADS, SPANS, LOST_SPANS, READY, STREAMS, OPEN, MAX_OPEN, DRAFTING, QUEUE,
 )  # fmt: skip
 
 
@@ -49,6 +51,7 @@ class DrafterMetrics:
 
     def __init__(self, pool: SequencePool, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
+        self.certificates: ServerCertificates | None = None
         self.num_draft_tokens = 0
         self.num_catch_up_tokens = 0
         self.num_streams_opened = 0  # the event loop's
@@ -83,6 +86,7 @@ class DrafterMetrics:
             (DRAFT_TOKENS, self.num_draft_tokens),
             (CATCH_UP_TOKENS, self.num_catch_up_tokens),
             (STREAMS_OPENED, self.num_streams_opened),
+            (FAILED_RELOADS, 0 if self.certificates is None else self.certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (READY, int(self.is_ready)),

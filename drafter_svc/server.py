@@ -49,6 +49,7 @@ class DrafterServer:
         max_message_bytes = config.max_message_mb << 20
         self._servicer = _Servicer(self.worker, max_message_bytes, instance_id)
         self._server = Server(config.listen, [SERVICE_NAME], self._servicer.register, max_message_bytes, tls=server_tls(config))
+        self.worker.metrics.certificates = self._server.certificates
 
     @property
     def addresses(self) -> tuple[str, ...]:

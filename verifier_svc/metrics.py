@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from specwire.messages import RoundTiming, RowStatus
 from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 if TYPE_CHECKING:  # brings torch
@@ -33,6 +34,7 @@ SESSIONS = _counter("sessions", "Verify streams of coordinators that were let in
 TAKEOVERS = _counter("takeovers", "sessions that ended because the same coordinator opened another one")
 REFUSED = _counter("refused_sessions", "Verify streams that were not let in")
 FAULTS = _counter("faults", "rounds that failed for no reason of their own")
+FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 READY = _gauge("ready", "1 once the model is loaded")
@@ -45,7 +47,7 @@ QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for th
 
 METRICS: tuple[Metric, ...] = (
     ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS,
-    SPANS, LOST_SPANS, READY, HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
+    FAILED_RELOADS, SPANS, LOST_SPANS, READY, HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
 )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ class VerifierMetrics:
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
+        self.certificates: ServerCertificates | None = None
         self.num_sessions = 0
         self.num_takeovers = 0
         self.num_refused = 0
@@ -91,6 +94,7 @@ class VerifierMetrics:
             (TAKEOVERS, self.num_takeovers),
             (REFUSED, self.num_refused),
             (FAULTS, self.num_faults),
+            (FAILED_RELOADS, 0 if self.certificates is None else self.certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (READY, int(verifier is not None)),

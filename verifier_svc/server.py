@@ -142,6 +142,7 @@ class VerifierServer:
             HOLDER_KEEPALIVE_MS,
             tls,
         )
+        self.metrics.certificates = self._server.certificates
 
     @property
     def bound_addresses(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 from coordinator.server import CoordinatorServer
 from specwire.config import CoordinatorConfig
@@ -22,13 +23,13 @@ class ServedCluster:
 
 
 @contextlib.asynccontextmanager
-async def serve_cluster(socket_dir: Path, *, k: int = 3, max_queue: int = 1024) -> AsyncIterator[ServedCluster]:
-    """One verifier, one drafter that is always right, everything connected."""
+async def serve_cluster(socket_dir: Path, *, k: int = 3, max_queue: int = 1024, **config: Any) -> AsyncIterator[ServedCluster]:
+    """One verifier, one drafter that is always right, everything connected. config: further fields of the server's."""
     address = f"unix:{socket_dir}/coordinator.sock"
-    config = CoordinatorConfig(listen=(address,), max_queue=max_queue)
+    server_config = CoordinatorConfig(listen=(address,), max_queue=max_queue, **config)
     scripts = [byte_verifier_script()], [byte_drafter_script(acceptance=1.0)]
     async with Cluster(*scripts, k=k, max_queue=max_queue, min_draft_wait_ms=10_000) as cluster:
-        server = CoordinatorServer(cluster.engine, config)
+        server = CoordinatorServer(cluster.engine, server_config)
         await server.start()
         following = asyncio.create_task(server.follow_readiness())
         try:

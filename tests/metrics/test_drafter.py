@@ -61,6 +61,7 @@ async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
         "draft_tokens_total": 4 + 4 + 2 + 1,
         "catch_up_tokens_total": 3 * 50,
         "streams_opened_total": 1,
+        "failed_certificate_reloads_total": 0,
         "spans_total": 0,
         "lost_spans_total": 0,
         "ready": 1,

@@ -80,6 +80,7 @@ async def test_rounds_rows_and_tokens(model: Decoder, socket_dir: Path) -> None:
             "takeovers_total": 0,
             "refused_sessions_total": 0,
             "faults_total": 0,
+            "failed_certificate_reloads_total": 0,
             "spans_total": 0,
             "lost_spans_total": 0,
             "ready": 1,
