@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 _ONE_IN = 100
 _FULL_SHARE = 0.9
+_WARM_UP_SHARE = 0.25
+"""Part of the steps that is left out at the start: the connection to the collector is made there."""
 _SESSION = "/specwire.v1.CoordinatorService/Session"
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -59,7 +61,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--requests", type=int, default=8, help="requests of a run, as a multiple of those that run at once")
+    parser.add_argument("--requests", type=int, default=16, help="requests of a run, as a multiple of those that run at once")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a request")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each kind, in turns")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for tracing.json")
@@ -129,7 +131,7 @@ async def run(kind: str, num_seqs: int, num_requests: int, num_tokens: int) -> R
         records: list[Received] = pickle.loads((folder / "verifier.records").read_bytes())
         num_exports = len(exports)
     full = [index for index, record in enumerate(records) if len(record.message.rows) >= _FULL_SHARE * num_seqs]
-    first, last = full[0], full[-1]
+    first, last = full[round(_WARM_UP_SHARE * len(full))], full[-1]
     num_steps = last - first
     return Run((records[last].cpu_ns - records[first].cpu_ns) / num_steps / 1e6, num_steps, num_exports)
 

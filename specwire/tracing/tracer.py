@@ -14,9 +14,11 @@ from specwire.tracing.span import Span
 logger = logging.getLogger(__name__)
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_GATHER_S = 0.25
+_GATHER_S = 1.0
 _MAX_BATCH = 512
 _MAX_QUEUED = 16_384
+_MANY_QUEUED = 4096
+"""So many records are not held back for others."""
 _WARNING_PERIOD_S = 5.0
 _CLOSE_S = 1.0
 _LAST_WORDS_S = 0.2
@@ -41,7 +43,7 @@ class Tracer:
     Args:
         exporters: each gets every span.
         max_queued: most records that wait; what comes on top is dropped.
-        gather_s: how long a record waits for others, so that a busy service exports a few times a second.
+        gather_s: how long a record waits for others: an export costs more than most of what is in it.
 
     Attributes:
         num_recorded: spans handed over.
@@ -59,6 +61,7 @@ class Tracer:
         self._queue: deque[tuple[int, Make]] = deque()
         self._num_done = 0  # spans taken from the queue whose export has ended, well or not
         self._has_mail = threading.Event()
+        self._hurries = threading.Event()
         self._closing = threading.Event()
         self._gives_up = False
         self._num_reported = 0
@@ -85,6 +88,8 @@ class Tracer:
         self._queue.append((num_spans, make))
         if not self._has_mail.is_set():
             self._has_mail.set()
+        elif len(self._queue) == _MANY_QUEUED:
+            self._hurries.set()
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Exports what waits, for timeout_s at most; logs how many spans were lost since the start. May be called again."""
@@ -92,6 +97,7 @@ class Tracer:
             return
         self._closing.set()
         self._has_mail.set()
+        self._hurries.set()
         self._thread.join(timeout_s)
         self._gives_up = True
         for exporter in self._exporters:
@@ -108,8 +114,10 @@ class Tracer:
     def _run(self) -> None:
         while not self._gives_up:
             self._has_mail.wait()
-            self._closing.wait(self._gather_s)
+            self._hurries.wait(self._gather_s)
             self._has_mail.clear()
+            if not self._closing.is_set():
+                self._hurries.clear()
             while self._queue and not self._gives_up:
                 self._export()
             if self._closing.is_set():
