@@ -19,7 +19,7 @@ from specwire import rpc
 from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
 from specwire.cli.stack import Stack, StackOptions, plan_stack
-from specwire.config import DEFAULT_PORT
+from specwire.config import DEFAULT_PORT, CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
@@ -104,19 +104,23 @@ async def _present(stack: Stack, with_demo: bool) -> None:
     console.print(
         f"serving on {stack.address} until Ctrl-C; call it from another terminal or from Python:", style="bold", markup=False, soft_wrap=True
     )
-    for line in how_to_call(stack.address):
+    for line in how_to_call(stack.coordinator):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def how_to_call(address: str) -> list[str]:
+def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
     """Two first calls, ready to be pasted."""
-    is_default = address == f"127.0.0.1:{DEFAULT_PORT}"
+    address, ca = coordinator.listen[0], coordinator.tls_cert
+    options = ("" if address == f"127.0.0.1:{DEFAULT_PORT}" else f" --address {address}") + (f" --tls-ca {ca}" if ca else "")
+    arguments = ", ".join(([] if not options else [repr(address)]) + ([f"tls=TlsOptions({ca!r})"] if ca else []))
+    imports = "from specwire.client import Client; " + ("from specwire.tls import TlsOptions; " if ca else "")
     # A virtual environment need not be active to be used.
     program = "specwire" if shutil.which("specwire") or Path(sys.argv[0]).name != "specwire" else sys.argv[0]
-    return [
-        f'{program} generate "The capital of France is"{"" if is_default else f" --address {address}"}',
-        f'from specwire.client import Client; print(Client({"" if is_default else repr(address)}).generate("The capital of France is").text)',
+    calls = [
+        f'{program} generate "The capital of France is"{options}',
+        f'{imports}print(Client({arguments}).generate("The capital of France is").text)',
     ]
+    return [f"SPECWIRE_API_KEY=... {calls[0]}", *calls[1:]] if coordinator.api_keys else calls
 
 
 def print_line(name: str, line: str) -> None:

@@ -93,8 +93,9 @@ def describe_clipping(schedule: Schedule | None, num_speculative_tokens: int, ma
 def describe_gaps(schedule: Schedule | None, max_num_seqs: int) -> list[str]:
     """One sentence for each range of batch sizes that no entry names."""
     entries = validate_schedule(schedule) if schedule is not None else []
+    starts = [start for start, _, _ in entries]
     reasons = []
-    for (start, end, num_tokens), (next_start, _, _) in zip(entries, [*entries[1:], (max_num_seqs + 1, 0, 0)], strict=True):
+    for (start, end, num_tokens), next_start in zip(entries, [*starts[1:], max_num_seqs + 1][: len(entries)], strict=True):
         last = min(next_start - 1, max_num_seqs)
         if end < last:
             reasons.append(f"{end + 1} to {last} sequences: in no entry, so that K of [{start}, {end}, {num_tokens}] goes on")

@@ -129,6 +129,13 @@ def test_show_says_what_is_clipped_and_why() -> None:
     ]
     assert [(entry["count"], entry["speculative_config.method"]["value"]) for entry in effective["drafters"]] == [(2, "ngram"), (1, "draft_model")]
     assert shown("--set", "up.drafters=0")["schedule"] == [[1, 16, 0]]
+    assert shown("--set", "speculative_config.num_speculative_tokens_per_batch_size=[[1, 99, 3]]")["schedule"] == [[1, 16, 3]]
+
+
+def test_show_without_a_file() -> None:
+    effective = shown()
+    assert (effective["schedule"], effective["clipped"], effective["drafters"]) == ([[1, 16, 5]], [], [])
+    assert {setting["from"] for section in effective["sections"].values() for setting in section.values()} == {"default"}
 
 
 def test_show_as_tables() -> None:

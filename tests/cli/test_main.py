@@ -3,12 +3,14 @@
 import importlib.util
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from specwire.cli import app
 from specwire.cli.up import how_to_call
+from specwire.config import CoordinatorConfig
 from specwire.version import build_version
 
 
@@ -74,14 +76,20 @@ def test_missing_draft_model_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "command", "call"),
+    ("values", "command", "call"),
     [
-        ("127.0.0.1:50050", 'specwire generate "The capital of France is"', "Client()"),
-        ("127.0.0.1:7", 'specwire generate "The capital of France is" --address 127.0.0.1:7', "Client('127.0.0.1:7')"),
+        ({}, 'specwire generate "The capital of France is"', "Client()"),
+        ({"listen": ("127.0.0.1:7",)}, 'specwire generate "The capital of France is" --address 127.0.0.1:7', "Client('127.0.0.1:7')"),
+        (
+            {"tls_cert": "a.pem", "tls_key": "k.pem"},
+            'specwire generate "The capital of France is" --tls-ca a.pem',
+            "Client('127.0.0.1:50050', tls=TlsOptions('a.pem'))",
+        ),
+        ({"api_keys": "k.yaml"}, 'SPECWIRE_API_KEY=... specwire generate "The capital of France is"', "Client()"),
     ],
 )
-def test_first_calls_name_the_address_where_it_matters(address: str, command: str, call: str) -> None:
-    shell, python = how_to_call(address)
+def test_first_calls_name_what_they_need(values: dict[str, Any], command: str, call: str) -> None:
+    shell, python = how_to_call(CoordinatorConfig(**values))
     assert shell == command
     assert call in python
     compile(python, "first call", "exec")
