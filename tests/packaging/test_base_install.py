@@ -51,9 +51,9 @@ def run_probe(root: Path, extra: str = "") -> dict[str, list[str]]:
 
 
 def test_library_and_coordinator_import_without_the_engine(root: Path) -> None:
-    probe = run_probe(root)
+    probe = run_probe(root, "import specwire\nfor name in specwire.__all__:\n    getattr(specwire, name)")
     assert not probe["asked"]
-    assert {"specwire.errors", "specwire.v1.types_pb2", "coordinator"} <= set(probe["imported"])
+    assert {"specwire.errors", "specwire.v1.types_pb2", "specwire.client.batch", "coordinator"} <= set(probe["imported"])
 
 
 def test_probe_notices_an_engine_import(root: Path) -> None:
