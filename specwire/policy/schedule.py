@@ -98,5 +98,6 @@ def describe_gaps(schedule: Schedule | None, max_num_seqs: int) -> list[str]:
     for (start, end, num_tokens), next_start in zip(entries, [*starts[1:], max_num_seqs + 1][: len(entries)], strict=True):
         last = min(next_start - 1, max_num_seqs)
         if end < last:
-            reasons.append(f"{end + 1} to {last} sequences: in no entry, so that K of [{start}, {end}, {num_tokens}] goes on")
+            sizes = f"{end + 1}" if end + 1 == last else f"{end + 1} to {last}"
+            reasons.append(f"{sizes} sequences: in no entry, so that K of [{start}, {end}, {num_tokens}] goes on")
     return reasons

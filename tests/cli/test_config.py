@@ -1,5 +1,6 @@
 """`specwire config`: every problem at once, and what takes effect, from where, and what is clipped."""
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -14,6 +15,7 @@ from specwire.cli.batch_lines import read_jobs
 from specwire.client.arguments import make_params
 from specwire.config import ClientConfig, UpConfig
 from tests.cli.conftest import Coordinator
+from tests.metrics.served import serve_cluster
 
 ROOT = Path(__file__).parents[2]
 FILE = """\
@@ -166,6 +168,15 @@ def test_show_names_a_coordinator_that_does_not_answer() -> None:
     result = config("show", "--address", "127.0.0.1:1")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "127.0.0.1:1" in result.stderr
+
+
+async def test_show_says_what_a_running_coordinator_has_clipped(socket_dir: Path) -> None:
+    async with serve_cluster(socket_dir, k=99) as served:
+        effective = await asyncio.to_thread(shown, "--address", served.address)
+        tables = await asyncio.to_thread(config, "show", "--address", served.address)
+    (clipped,) = effective["clipped_by_coordinator"]
+    assert clipped.startswith("num_speculative_tokens clipped from 99 to")
+    assert f"clipped by the running coordinator: {clipped}\n" in tables.stdout
 
 
 def test_commands_take_the_address_of_the_file(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.errors import InvalidArgumentError
-from specwire.policy.schedule import dense_schedule, describe_clipping, schedule_ranges, validate_schedule
+from specwire.policy.schedule import dense_schedule, describe_clipping, describe_gaps, schedule_ranges, validate_schedule
 
 NAME = "num_speculative_tokens_per_batch_size"
 
@@ -135,3 +135,20 @@ def test_table_follows_its_definition(schedule: list[tuple[int, int, int]], num_
 )
 def test_clipping_is_explained(schedule: list[list[int]] | None, reasons: list[str]) -> None:
     assert describe_clipping(schedule, 3, 16) == reasons
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reasons"),
+    [
+        (None, []),
+        ([[1, 16, 3]], []),
+        ([[1, 99, 3]], []),
+        ([[1, 8, 3], [9, 16, 1]], []),
+        ([[1, 8, 3]], ["9 to 16 sequences: in no entry, so that K of [1, 8, 3] goes on"]),
+        ([[10, 20, 1], [1, 8, 3]], ["9 sequences: in no entry, so that K of [1, 8, 3] goes on"]),
+        ([[1, 8, 3], [20, 30, 1]], ["9 to 16 sequences: in no entry, so that K of [1, 8, 3] goes on"]),
+        ([[1, 8, 3], [20, 30, 1], [40, 50, 0]], ["9 to 16 sequences: in no entry, so that K of [1, 8, 3] goes on"]),
+    ],
+)
+def test_gaps_are_explained(schedule: list[list[int]] | None, reasons: list[str]) -> None:
+    assert describe_gaps(schedule, 16) == reasons
