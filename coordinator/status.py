@@ -24,7 +24,7 @@ _NS_PER_MS = 1e6
 def describe_status(engine: "Engine") -> CoordinatorStatus:
     """As of now; inside the event loop."""
     metrics, counters, ready, description = engine.metrics, engine.counters, engine.ready, engine.description
-    verified, accepted = per_position(counters)
+    verified, accepted = per_position(counters, 0 if description is None else description.num_speculative_tokens)
     return CoordinatorStatus(
         version=build_version(),
         uptime_s=(time.monotonic_ns() - metrics.started_ns) / 1e9,

@@ -63,7 +63,8 @@ async def test_a_fresh_coordinator_has_zeros_everywhere(socket_dir: Path) -> Non
     assert (status.model_id, status.num_speculative_tokens, status.max_queue, status.max_num_seqs) == ("scripted", 4, 7, 16)
     numbers = {field.name: getattr(status, field.name) for field in dataclasses.fields(status) if field.name.startswith("num_")}
     assert {name for name, number in numbers.items() if number} == {"num_speculative_tokens"}
-    assert (status.drafts_per_position, status.sequences_by_reason, status.fallbacks_by_cause) == ((), {}, {})
+    assert status.drafts_per_position == status.accepted_per_position == (0, 0, 0, 0)
+    assert status.sequences_by_reason == status.fallbacks_by_cause == {}
     [lane], [drafter] = status.lanes, status.drafters
     assert lane == LaneStatus(0, lane.address, True, num_free_blocks=2048, num_blocks=2048)
     assert drafter == DrafterStatus(drafter.address, "scripted", "scripted-draft", True, max_num_seqs=64)
