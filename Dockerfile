@@ -31,11 +31,11 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist . \
 FROM ${PYTHON_IMAGE} AS runtime
 # A number, so that an orchestrator can see that it is not root.
 RUN groupadd --gid 10001 specwire \
- && useradd --uid 10001 --gid specwire --no-log-init --create-home specwire \
- && install --directory --owner=specwire --group=specwire /home/specwire/.cache
-ENV PATH=/opt/specwire/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 SPECWIRE_HEALTH_ADDRESS=unix:/tmp/health.sock
+ && useradd --uid 10001 --gid specwire --no-log-init --no-create-home --home-dir /nonexistent specwire \
+ && install --directory --owner=specwire --group=specwire /var/cache/specwire
+ENV PATH=/opt/specwire/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 XDG_CACHE_HOME=/var/cache/specwire SPECWIRE_HEALTH_ADDRESS=unix:/tmp/health.sock
 USER 10001:10001
-WORKDIR /home/specwire
+WORKDIR /opt/specwire
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 CMD ["specwire", "health"]
 CMD ["specwire", "--help"]
 

@@ -38,7 +38,7 @@ verifier: {dtype: float32, num_threads: 1, kv_cache_memory: 134217728, max_model
 coordinator: {verifier_wait_s: 300}
 """
 _PROBE = (
-    "id -u; touch /opt/specwire/x 2>/dev/null && echo writable; touch /tmp/x /home/specwire/.cache/x && echo scratch; grep CapEff /proc/self/status"
+    "id -u; touch /opt/specwire/x 2>/dev/null && echo writable; touch /tmp/x /var/cache/specwire/x && echo scratch; grep CapEff /proc/self/status"
 )
 
 
@@ -180,6 +180,9 @@ async def run(args: argparse.Namespace, config: Path) -> Drill:
             await load.stop()
             await drill.stop()
             return drill
+    except Exception:
+        logger.error("the services' last words:\n%s", await stack.compose("logs", "--tail", "40"))
+        raise
     finally:
         await stack.compose("down", "--volumes", "--timeout", "5")
 

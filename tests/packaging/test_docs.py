@@ -14,6 +14,7 @@ DOCUMENTS = (
     "README.md",
     "docs/configuration.md",
     "docs/commands.md",
+    "docs/deployment.md",
     "docs/development.md",
     "docs/design.md",
     "docs/performance.md",
