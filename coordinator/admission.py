@@ -166,6 +166,7 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
             "so that a round fits into a message; send fewer, or raise max_message_mb on all services"
         )
     sampling.check_vocab(engine.vocab_size)
+    sampling.check_samplable(engine.vocab_size, engine.verifier.eos_token_ids)
     if sampling.stop and not has_tokenizer:
         raise FailedPreconditionError("stop strings need a tokenizer, but the verifier serves none; use stop_token_ids")
     if request.variant:

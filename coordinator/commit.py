@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from specwire.errors import InternalError, ResourceExhaustedError
+from specwire.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from specwire.messages import ChoiceDelta, FinishReason, RowStatus, TokenOrigin, VerifyResult
 from specwire.speculative_config import MAX_NUM_TOKENS
 
@@ -99,7 +99,10 @@ def _fail_row(lane: "Lane", slot: Slot, status: RowStatus, error: str) -> bool:
     if status is RowStatus.BAD:
         counters.num_bad_rows += 1
         lane.log.warning("bad row", "lane %d: request %s ends with an error: %s", lane.index, sequence.request.label, error)
-        end_sequence(lane.admission, sequence, FinishReason.ERROR, error=InternalError(f"the verifier could not go on: {error}"))
+        # What a request itself can bring about must not look like a fault.
+        runs_dry = sequence.request.message.sampling.may_run_dry(lane.vocab_size, lane.eos_token_ids)
+        kind = InvalidArgumentError if runs_dry else InternalError
+        end_sequence(lane.admission, sequence, FinishReason.ERROR, error=kind(f"the verifier could not go on: {error}"))
     elif slot.is_closed:
         counters.num_dropped_rows += 1
     elif status is RowStatus.OUT_OF_BLOCKS:
@@ -129,7 +132,8 @@ def _preempt_newest(lane: "Lane") -> None:
     lane.counters.num_preemptions += 1
     sequence.num_preemptions += 1
     lane.preempted_round = lane.next_round
-    lane.log.warning("preemption", "lane %d is out of KV blocks: preempts 1 of %d sequences", lane.index, len(lane.running))
+    text = "lane %d is out of KV blocks: preempts 1 of %d sequences, of request %s"
+    lane.log.warning("preemption", text, lane.index, len(lane.running), sequence.request.label)
     lane.release(sequence)
     lane.admission.requeue(sequence)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -123,6 +123,28 @@ class SamplingParams:
     def runs_ahead(self) -> bool:
         """Whether a token may be sampled before the host knows the one ahead of it: not with bad words of several tokens."""
         return all(len(word) < 2 for word in self.bad_words_token_ids)
+
+    def check_samplable(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """Raise InvalidArgumentError if no token could be sampled even at the start."""
+        if not self._leaves_some(vocab_size, eos_token_ids, banned={word[0] for word in self.bad_words_token_ids if len(word) == 1}):
+            num_allowed = vocab_size if self.allowed_token_ids is None else len(set(self.allowed_token_ids))
+            raise InvalidArgumentError(
+                f"no token is left to sample: allowed_token_ids leaves {num_allowed} ids, and bad_words or min_tokens = {self.min_tokens} (which "
+                "forbids EOS and stop ids) exclude them all; allow more ids or lower min_tokens"
+            )
+
+    def may_run_dry(self, vocab_size: int, eos_token_ids: Collection[int]) -> bool:
+        """Whether bad words of several tokens can leave no token to sample later on."""
+        return not self._leaves_some(vocab_size, eos_token_ids, banned={word[-1] for word in self.bad_words_token_ids})
+
+    def _leaves_some(self, vocab_size: int, eos_token_ids: Collection[int], banned: set[int]) -> bool:
+        forbidden = set(banned)
+        if self.min_tokens:
+            forbidden.update(self.stop_token_ids)
+            forbidden.update(() if self.ignore_eos else eos_token_ids)
+        if self.allowed_token_ids is None:
+            return len(forbidden) < vocab_size
+        return not forbidden.issuperset(self.allowed_token_ids)
 
     def replace(self, **changes: object) -> "SamplingParams":
         """A copy with some parameters changed, validated again."""

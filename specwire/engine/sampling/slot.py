@@ -8,7 +8,6 @@ from torch import Tensor
 
 from specwire.engine.sampling.acceptance import conditional_rates
 from specwire.engine.sampling.penalties import TokenCounts
-from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
 
@@ -54,7 +53,7 @@ class SlotSampling:
 
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
         banned_ids = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
-        _check_something_left(params, stop_ids, banned_ids, vocab_size)
+        params.check_samplable(vocab_size, eos_token_ids)
 
         self.stop_ids = _id_tensor(stop_ids if params.min_tokens else (), device)  # [n] int64, masked below min_tokens
         self.allowed_ids = _id_tensor(params.allowed_token_ids or (), device)  # [n] int64; None = all
@@ -103,13 +102,3 @@ class SlotSampling:
 def _id_tensor(token_ids: Collection[int], device: torch.device | str) -> Tensor | None:
     """Distinct ids, rising, or None if there are none."""
     return torch.tensor(sorted(set(token_ids)), dtype=torch.int64, device=device) if token_ids else None
-
-
-def _check_something_left(params: SamplingParams, stop_ids: set[int], banned_ids: set[int], vocab_size: int) -> None:
-    allowed = set(params.allowed_token_ids) if params.allowed_token_ids is not None else None
-    forbidden = banned_ids | (stop_ids if params.min_tokens else set())
-    if (not allowed - forbidden) if allowed is not None else (len(forbidden) >= vocab_size):
-        raise InvalidArgumentError(
-            f"no token is left to sample: allowed_token_ids leaves {vocab_size if allowed is None else len(allowed)} ids, and bad_words or "
-            f"min_tokens = {params.min_tokens} (which forbids EOS and stop ids) exclude them all; allow more ids or lower min_tokens"
-        )
