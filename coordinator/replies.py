@@ -54,7 +54,10 @@ def _fail(link: "DraftLink", place: DraftSlot, status: RowStatus, error: str) ->
         lane.counters.fallbacks["catching_up"] += 1
         return
     lane.counters.fallbacks[f"drafter_{status.name.lower()}"] += 1
-    lane.log.warning(f"draft row {status}", "drafter %s answered %s for a sequence: %s", link.drafter.address, status.name, error or "no reason")
+    lane.log.warning(
+        f"draft row {status}", "drafter %s answered %s for a sequence of request %s: %s",
+        link.drafter.address, status.name, sequence.request.label, error or "no reason",
+    )  # fmt: skip
     link.close_slot(place, makes_room=status is not RowStatus.OUT_OF_BLOCKS)
     if status is RowStatus.STALE and place.num_failures < _MAX_FAILURES:
         link.take(sequence, place.num_failures + 1)

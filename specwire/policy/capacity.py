@@ -10,7 +10,7 @@ from specwire.policy.schedule import dense_schedule, describe_clipping, schedule
 
 _MATCHING = ("weights_hash", "dtype", "numerics_version", "vocab_size", "tokenizer_fingerprint", "rejection_sample_method", "eos_token_ids")
 _BYTES_PER_TOKEN = 4
-_BYTES_PER_ROW = 64
+_BYTES_PER_ROW = 128  # with the traceparent that it may have
 _BYTES_PER_OPEN = 4096
 
 
