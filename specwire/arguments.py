@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from specwire.config import Config, flag_name, format_value
+from specwire.config_file import find_config_file, read_config_file
 from specwire.config_layers import SPECULATIVE, Layer, Setting, Settings, Source, resolve
 from specwire.errors import SpecwireError
 from specwire.speculative_config import SpeculativeConfig, read_keys
@@ -52,8 +53,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _file_sources(named: str | None) -> list[Source]:
-    from specwire.config_file import find_config_file, read_config_file  # most services are started without a file
-
     path = find_config_file(named, in_folder=False)
     return [read_config_file(path)] if path else []
 

@@ -40,11 +40,12 @@ def find_config_file(named: str | None, *, in_folder: bool) -> Path | None:
     Raises:
         InvalidArgumentError: a named file is not there.
     """
-    for name, what in ((named, "--config"), (os.environ.get(FILE_VARIABLE) if named is None else None, FILE_VARIABLE)):
-        if name:
-            if not Path(name).is_file():
-                raise InvalidArgumentError(f"{what} names the file {name}, which does not exist; correct it, or leave it out")
-            return Path(name)
+    wanted = os.environ.get(FILE_VARIABLE) if named is None else named
+    if wanted:
+        if not Path(wanted).is_file():
+            source = f" ({FILE_VARIABLE} names it)" if named is None else ""
+            raise InvalidArgumentError(f"there is no configuration file {wanted}{source}; correct the name, or leave it out")
+        return Path(wanted)
     path = Path(DEFAULT_FILE)
     return path if named is None and in_folder and path.is_file() else None
 

@@ -232,7 +232,7 @@ def test_bad_values_are_all_named(write: Any, text: str, problems: list[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config", "missing.yaml"], "--config names the file missing.yaml, which does not exist"),
+        (["--config", "missing.yaml"], "there is no configuration file missing.yaml; correct the name"),
         (["--config", "bad.yaml"], "bad.yaml:2: verifier.max_num_seqs is 0, but must be a number"),
         (["--config", "bad.yaml"], "(and 1 more; `specwire config check` lists all)"),
         (["--config", "good.yaml", "--speculative-config", '{"method": "draft_model"}'], "--speculative-config method is draft_model, but model"),
@@ -261,7 +261,7 @@ def test_which_file_is_read(write: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert parse_flags(VerifierConfig, "verifier", ["--config=specwire.yaml"]).max_num_seqs == 1
     assert parse_flags(VerifierConfig, "verifier", ["--config="]).max_num_seqs == 16
     monkeypatch.setenv("SPECWIRE_CONFIG", "gone.yaml")
-    with pytest.raises(InvalidArgumentError, match=re.escape("SPECWIRE_CONFIG names the file gone.yaml, which does not exist")):
+    with pytest.raises(InvalidArgumentError, match=re.escape("no configuration file gone.yaml (SPECWIRE_CONFIG names it)")):
         find_config_file(None, in_folder=True)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
 from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
 from specwire.config import format_value
@@ -51,14 +52,7 @@ class Effective:
         reasons = list(self.engine.reasons)
         if self.engine.num_speculative_tokens:
             reasons += describe_gaps(coordinator.num_speculative_tokens_per_batch_size, self.engine.max_num_seqs)
-        for index, config in enumerate(self.stack.drafters):
-            num_tokens = config.speculative_config.num_speculative_tokens
-            if num_tokens != self.engine.num_speculative_tokens:
-                few = min(num_tokens, self.engine.num_speculative_tokens)
-                reasons.append(
-                    f"drafter {index}: its K is {num_tokens}, the coordinator's {self.engine.num_speculative_tokens}; it drafts at most {few}"
-                )
-        return reasons
+        return reasons + drafter_clipping(self.stack, self.engine)
 
 
 def find_file(named: str | None) -> Path:

@@ -73,6 +73,16 @@ def clipping(stack: Stack, engine: EngineDescription, drafters: Sequence[Service
     for drafter in drafters:
         if 0 < drafter.max_model_len < engine.max_model_len:
             reasons.append(f"drafting ends at {drafter.max_model_len} of {engine.max_model_len} tokens: the drafter's window is shorter")
+    return reasons + drafter_clipping(stack, engine)
+
+
+def drafter_clipping(stack: Stack, engine: EngineDescription) -> list[str]:
+    """Of drafters with a K of their own: the smaller of it and the coordinator's takes effect."""
+    reasons = []
+    for index, config in enumerate(stack.drafters):
+        own, asked = config.speculative_config.num_speculative_tokens, engine.num_speculative_tokens
+        if own != stack.coordinator.speculative_config.num_speculative_tokens:
+            reasons.append(f"drafter {index}: its K is {own} and the coordinator's {asked}, so that it drafts at most {min(own, asked)}")
     return reasons
 
 

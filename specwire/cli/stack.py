@@ -128,7 +128,7 @@ def _resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tu
         raise ConfigError([Problem(origin, f"up.drafters is {number}, but `drafters` lists them; give each entry its count, or remove the list")])
     drafters = tuple(config for entry in listed for config in [_resolve_listed(entry, sources)] * entry.count)
     if len(drafters) > _MAX_DRAFTERS:
-        raise ConfigError([Problem("drafters", f"are {len(drafters)} in all, but must be at most {_MAX_DRAFTERS}; lower their count")])
+        raise ConfigError([Problem("drafters", f"drafters are {len(drafters)} in all, but must be at most {_MAX_DRAFTERS}; lower their count")])
     return drafters
 
 

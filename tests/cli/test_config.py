@@ -97,7 +97,7 @@ def test_other_problems_are_found(text: str, problem: str) -> None:
 def test_a_missing_file_is_named() -> None:
     result = config("check", "gone.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "the file gone.yaml, which does not exist" in result.stderr
+    assert "there is no configuration file gone.yaml" in result.stderr
     result = config("check")
     assert result.exit_code == 2
     assert "there is no specwire.yaml here and SPECWIRE_CONFIG names no file" in result.stderr
@@ -127,7 +127,7 @@ def test_show_says_what_is_clipped_and_why() -> None:
         "[30, 40, 1]: unused, since max_num_seqs is 16",
         "5 to 7 sequences: in no entry, so that K of [1, 4, 6] goes on",
         "13 to 16 sequences: in no entry, so that K of [8, 12, 2] goes on",
-        "drafter 2: its K is 6, the coordinator's 4; it drafts at most 4",
+        "drafter 2: its K is 6 and the coordinator's 4, so that it drafts at most 4",
     ]
     assert [(entry["count"], entry["speculative_config.method"]["value"]) for entry in effective["drafters"]] == [(2, "ngram"), (1, "draft_model")]
     assert shown("--set", "up.drafters=0")["schedule"] == [[1, 16, 0]]
@@ -191,7 +191,10 @@ def test_commands_take_the_address_of_the_file(coordinator: Coordinator, monkeyp
     monkeypatch.delenv("SPECWIRE_ADDRESS")
     Path("other.yaml").write_text("client: {address: '127.0.0.1:2'}\n")
     monkeypatch.setenv("SPECWIRE_CONFIG", "other.yaml")
-    assert "127.0.0.1:2" in generate().stderr
+    for command in (["generate", "ABC"], ["status", "--once"], ["bench", "serve", "--num-prompts", "1", "--input-len", "2"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code != 0
+        assert "127.0.0.1:2" in result.stderr, command
     Path("other.yaml").write_text("client: {adress: x}\n")
     result = generate()
     assert (result.exit_code, result.stdout) == (2, "")

@@ -35,7 +35,7 @@ def test_a_service_runs_with_its_flags_and_the_file(events: Path, tmp_path: Path
     [
         (["--help"], "--max-num-seqs"),
         (["--max-num-seqs", "0"], "--max-num-seqs is 0, but must be a number from 1"),
-        (["--config", "gone.yaml"], "--config names the file gone.yaml, which does not exist"),
+        (["--config", "gone.yaml"], "there is no configuration file gone.yaml; correct the name"),
         (["surplus"], "surplus"),
     ],
 )

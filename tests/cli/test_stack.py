@@ -160,7 +160,7 @@ def test_metrics_ports_follow_each_other() -> None:
         (["verifier.max_num_seqs=0"], "verifier.max_num_seqs is 0"),
         (["verifier.dtype=float16"], "verifier.dtype is 'float16'"),
         (["drafters=[{}]", "up.drafters=2"], "up.drafters is 2, but `drafters` lists them"),
-        (["drafters=[{count: 40}, {count: 25}]"], "are 65 in all, but must be at most 64"),
+        (["drafters=[{count: 40}, {count: 25}]"], "drafters are 65 in all, but must be at most 64"),
         (["drafters=[{count: 65}]"], "drafters[0].count is 65, but must be a number from 1 to 64"),
         (["drafters=[{method: draft_model}]"], "drafters[0].method is draft_model, but model is not set"),
         (["speculative_config.method=null", "drafters=[{}]"], "an entry has no method"),

@@ -63,7 +63,7 @@ def test_tiny_model_end_to_end(tiny_model: Path, tmp_path: Path, started: list[U
     for count, name in enumerate(("drafter", "verifier"), start=2):
         os.kill(children(up)[name], signal.SIGKILL)
         up.wait_for(rf"{name} ended with signal SIGKILL and is (restarted)", "stderr")
-        up.wait_for(rf"ready: ({name}) ", "stderr", count=2)
+        up.wait_for(rf"lane 0: ({name}) \S+ is there", "stderr", count=2)
         assert generate(address, "--max-tokens", "64")["token_ids"] == greedy["token_ids"], f"after restart {count} of the {name}"
         assert generate(address, *sampled)["token_ids"] == reference["token_ids"]
 

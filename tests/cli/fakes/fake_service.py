@@ -62,12 +62,12 @@ async def serve(kind: str, arguments: list[str]) -> None:
     server = rpc.Server(config.listen, [], lambda server: register(kind, config, server))
     await server.start()
     await server.set_serving(behaviour.get("ready", True))
+    stopping = asyncio.create_task(asyncio.Event().wait() if behaviour.get("deaf") else rpc.wait_for_stop_signal())
+    await asyncio.sleep(0)  # it listens to signals from here on
     if behaviour.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stderr.write(f"ready: {kind} {' '.join(server.bound_addresses)} {' '.join(arguments)}\n")
-    if behaviour.get("deaf"):
-        await asyncio.Event().wait()
-    await rpc.wait_for_stop_signal()
+    await stopping
     note(kind, "stop")
     await server.stop(grace_s=0.5)
 
