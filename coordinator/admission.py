@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_REQUEST_ID_LENGTH = 256
 _MAX_SETBACKS = 5
 _RETRY_AFTER_MS = 1000
 """When to come back to a full queue: about what a few tens of tokens take."""
@@ -159,6 +160,9 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
             f"the prompt has {num_prompt} tokens and max_tokens is {num_wanted}, together {num_prompt + num_wanted}, but a sequence may have "
             f"{limit}; shorten the prompt, or set max_tokens to {limit - num_prompt} or less"
         )
+    if len(request.request_id) > MAX_REQUEST_ID_LENGTH:
+        text = f"request_id has {len(request.request_id)} characters, but is a label for logs and traces"
+        raise InvalidArgumentError(f"{text} and may have {MAX_REQUEST_ID_LENGTH}; shorten it")
     num_bytes = _parameter_bytes(request)
     if num_bytes > engine.max_parameter_bytes:
         raise ResourceExhaustedError(

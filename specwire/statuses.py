@@ -13,6 +13,8 @@ from specwire.messages import ErrorStatus
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = "retry-after-ms"
+_MAX_DETAILS_BYTES = 4 << 10
+"""Half of what all headers of a status may have by default, in any language's gRPC."""
 _LOST_STATUS = "Internal error from Core"
 """What grpcio says at the client in place of the status with which a server ended a stream, if a write was under way (grpc issue 36066)."""
 _CODES = {
@@ -73,6 +75,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return make(behaviour, request_deserializer=deserializer, response_serializer=handler.response_serializer)
 
 
+def shorten(details: str, max_bytes: int = _MAX_DETAILS_BYTES) -> str:
+    """A status message that a header can carry: messages quote what the caller has sent, and that may be long."""
+    num_bytes = 0
+    for position, character in enumerate(details):
+        # gRPC sends all but plain ASCII as %XX for each byte.
+        num_bytes += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode(errors="replace"))
+        if num_bytes > max_bytes:
+            return f"{details[:position]} ..."
+    return details
+
+
 def _as_it_is(request: Any) -> Any:
     return request
 
@@ -105,6 +118,6 @@ async def _abort(error: Exception, context: grpc.aio.ServicerContext, method: st
         error = errors.InvalidArgumentError(f"a message could not be read ({error}); send one that is encoded as the service's .proto files say")
     if isinstance(error, errors.SpecwireError):
         metadata = () if error.retry_after_ms is None else ((_RETRY_AFTER, str(error.retry_after_ms)),)
-        await context.abort(status_code(error), str(error), metadata)
+        await context.abort(status_code(error), shorten(str(error)), metadata)
     logger.error("unexpected error in %s", method, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; the service's log has the details")

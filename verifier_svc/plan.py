@@ -73,9 +73,7 @@ def _check_decode(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> None:
     if row.from_round:
         _check_run_ahead(slot, row)
     elif row.first_token != slot.token_ids[-1]:
-        raise InvalidArgumentError(
-            f"first_token is {row.first_token}, but the verifier's token {num_tokens - 1} is {slot.token_ids[-1]}; reopen it in a new epoch"
-        )
+        raise InvalidArgumentError(f"first_token is not the verifier's token {num_tokens - 1}; reopen the sequence in a new epoch")
     if num_drafts > limits.max_num_draft_tokens:
         raise InvalidArgumentError(
             f"the row has {num_drafts} drafts, but num_speculative_tokens is {limits.max_num_draft_tokens}; send fewer, or raise it at the verifier"

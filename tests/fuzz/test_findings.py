@@ -10,9 +10,11 @@ from specwire.errors import InvalidArgumentError, UnavailableError
 from specwire.messages import GenerateRequest
 from specwire.rpc import error_from_rpc, open_channel
 from specwire.sampling_params import SamplingParams
+from specwire.wire import generate
 from tests.coordinator.scripted_engine import ScriptedEngine
 from tests.coordinator.serving import serving
 from tests.drafter.helpers import serve_drafter
+from tests.fuzz.strategies import Conversation
 from tests.fuzz.targets import CoordinatorTarget
 from tests.scripted.cluster import Cluster
 from tests.scripted.collect import CollectingSink
@@ -106,3 +108,22 @@ def test_a_write_that_meets_the_end_of_a_stream() -> None:
     """grpcio says INTERNAL in place of what the server said; nothing is wrong inside of anything."""
     error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core")
     assert isinstance(error_from_rpc(error), UnavailableError)
+
+
+@pytest.mark.parametrize("character", ["x", "%", "é", "\U0001f642"])
+async def test_a_long_value_that_is_quoted_in_the_error(character: str, socket_dir: Path) -> None:
+    """Was an error of the client's own, since no header takes so much."""
+    target = CoordinatorTarget("Generate")
+    message = generate.pack_request(GenerateRequest([5, 6], SamplingParams(max_tokens=2), variant=character * 20_000))
+    async with target.serve(socket_dir):
+        outcome = await target.caller.call(Conversation((message.SerializeToString(),), leaves=False))
+    assert outcome.code is grpc.StatusCode.UNIMPLEMENTED, outcome.details
+    assert outcome.details.startswith("variant ")
+    assert outcome.details.endswith(" ...")
+
+
+async def test_a_label_that_is_too_long_for_a_log() -> None:
+    async with Cluster() as cluster:
+        await cluster.ready()
+        with pytest.raises(InvalidArgumentError, match="request_id has 257 characters"):
+            cluster.engine.submit(GenerateRequest([5, 6], request_id="x" * 257), CollectingSink())
