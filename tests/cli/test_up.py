@@ -197,10 +197,10 @@ def test_early_end_of_a_service(start: Start, events: Path, monkeypatch: pytest.
 
 
 def test_service_that_is_never_healthy(start: Start, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_COORDINATOR", json.dumps({"ready": False}))
+    monkeypatch.setenv("FAKE_VERIFIER", json.dumps({"ready": False}))  # the first to start: on a slow machine another would be named
     up = start("--port", "0", "--startup-timeout", "2")
     assert up.join() == 1
-    assert "specwire: coordinator is not ready after 2 s" in up.output["stderr"]
+    assert "specwire: verifier is not ready after 2 s" in up.output["stderr"]
     assert not running(events)
 
 
