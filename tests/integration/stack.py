@@ -25,7 +25,7 @@ NUM_THREADS = 1
 """CPU threads of every service that runs a model: how sums are split over threads, and so their rounding, is then the same everywhere."""
 _MODULES = {VerifierConfig: "verifier_svc", DrafterConfig: "drafter_svc", CoordinatorConfig: "coordinator"}
 _READY_TIMEOUT_S = 90.0
-_END_TIMEOUT_S = 20.0
+_END_TIMEOUT_S = 60.0
 
 
 class Service:
