@@ -219,7 +219,8 @@ async def serve(
 
     def load() -> LoadedVerifier:
         before_load()
-        return LoadedVerifier(verifier, describe(verifier, max_message_bytes=max_message_bytes), tokenizer)
+        fingerprint = "" if tokenizer is None else tokenizer.fingerprint
+        return LoadedVerifier(verifier, describe(verifier, max_message_bytes=max_message_bytes, tokenizer_fingerprint=fingerprint), tokenizer)
 
     server = VerifierServer([address], load, "instance-1", max_outstanding_rounds, max_message_bytes)
     await server.start()
