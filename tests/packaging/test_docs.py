@@ -19,6 +19,8 @@ DOCUMENTS = (
     "docs/design.md",
     "docs/performance.md",
     "docs/scaling.md",
+    "docs/security.md",
+    "docs/tracing.md",
     "benchmarks/README.md",
 )
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.engine import Engine
-from coordinator.rpc import connectors
+from coordinator.rpc import GrpcVerifier, connectors
 from specwire.config import CoordinatorConfig
+from specwire.errors import UnavailableError
 from specwire.messages import GenerateRequest
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
-from specwire.tls import ServerTls
+from specwire.tls import ServerTls, TlsOptions
 from tests.coordinator.serving import until
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript, ScriptedDrafter
@@ -106,6 +107,20 @@ async def test_a_drafter_that_cannot_be_trusted_is_done_without(files: Files) ->
         sink = await generate(engine, verifier)
         assert sink.choices[0].spec_stats is not None
         assert sink.choices[0].spec_stats.num_draft_tokens == 0
+
+
+async def test_a_replica_that_was_found_by_name_shows_that_name(files: Files) -> None:
+    service = ScriptedService(ScriptedVerifier(), tls=ServerTls(files.other_host.cert, files.other_host.key))
+    address = await service.start()
+    for name, fits in (("elsewhere.example", True), ("nowhere.example", False), ("", False)):
+        peer = GrpcVerifier(address, 1 << 20, name, TlsOptions(files.ca.file))
+        if fits:
+            assert (await peer.describe()).model_id == "scripted"
+        else:
+            with pytest.raises(UnavailableError, match="TLS could not be agreed on"):
+                await peer.describe()
+        await peer.close()
+    await service.kill()
 
 
 async def test_a_renewed_authority_is_used_for_the_next_connection(tmp_path: Path) -> None:
