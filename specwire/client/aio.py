@@ -4,9 +4,9 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specwire.channel import API_KEY_VARIABLE, bearer
 from specwire.client.arguments import check_concurrency, make_params, params_of_batch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_CONCURRENCY = 256
@@ -188,7 +189,7 @@ class AsyncClient:
 
     async def get_tokenizer(self) -> "Tokenizer":
         """The served tokenizer, fetched once. Raises UnsupportedError if there is none."""
-        tokenizer = await self._connect().tokenizer()
+        tokenizer = await self._attempt(Connection.tokenizer, Deadline(None))
         if tokenizer is None:
             raise UnsupportedError(f"the coordinator at {self._address} serves no tokenizer; send token ids instead of text")
         return tokenizer
@@ -253,12 +254,17 @@ class AsyncClient:
     async def _begin(
         self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, *, whole: bool, waits_for_room: bool = True
     ) -> Generation:
-        """Starts a generation and waits for what it gives first; starts it again after an error that passes."""
+        """Starts a generation and waits for what it gives first."""
+        start = functools.partial(self._start, prompt, params, request_id, deadline, whole=whole)
+        return await self._attempt(start, deadline, waits_for_room=waits_for_room)
+
+    async def _attempt(self, call: Callable[[Connection], Awaitable[Result]], deadline: Deadline, *, waits_for_room: bool = True) -> Result:
+        """Makes a call, and makes it again after an error that passes."""
         num_failures = 0
         while True:
             connection = self._connect()
             try:
-                return await self._start(connection, prompt, params, request_id, deadline, whole=whole)
+                return await call(connection)
             except SpecwireError as error:
                 num_failures += 1
                 pause_s = self._retries.pause_s(error, num_failures, deadline, waits_for_room=waits_for_room)
@@ -269,7 +275,7 @@ class AsyncClient:
             self._retries.num_retries += 1
 
     async def _start(
-        self, connection: Connection, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, *, whole: bool
+        self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, connection: Connection, *, whole: bool
     ) -> Generation:
         tokenizer = await connection.tokenizer()
         prompt_token_ids = encode_prompt(prompt, tokenizer, self._address)

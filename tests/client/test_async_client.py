@@ -426,14 +426,14 @@ async def test_a_server_that_dies_fails_every_live_request(ids_engine: ScriptedE
 async def test_another_server_is_no_coordinator_without_tokenizer(socket_dir: Path) -> None:
     server = Server([f"unix:{socket_dir}/other.sock"], [], lambda _: None)
     await server.start()
-    async with AsyncClient(server.bound_addresses[0]) as client:
+    async with AsyncClient(server.bound_addresses[0], max_retries=0) as client:
         with pytest.raises(UnavailableError, match="another server answers there, no coordinator"):
             await client.generate("hi")
     await server.stop(0)
 
 
 async def test_the_client_goes_on_with_the_next_server(socket_dir: Path) -> None:
-    client = AsyncClient(f"unix:{socket_dir}/coordinator.sock")
+    client = AsyncClient(f"unix:{socket_dir}/coordinator.sock", max_retries=0)
     with pytest.raises(UnavailableError, match="can't be reached"):
         await client.generate([1, 0])
     for tokenizer in (None, make_spec()):

@@ -221,6 +221,19 @@ async def test_leaving_during_a_pause(client: AsyncClient, engine: ScriptedEngin
     assert engine.requests == []
 
 
+async def test_the_tokenizer_is_asked_for_again(client: AsyncClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a coordinator that does not know it yet, and does after the pause."""
+    tokenizer, engine.tokenizer = engine.tokenizer, None
+    engine.ready = engine.ready._replace(is_ready=False)
+
+    async def pause(self: Connection, seconds: float) -> None:
+        engine.tokenizer = tokenizer
+
+    monkeypatch.setattr(Connection, "pause", pause)
+    assert (await client.get_tokenizer()).encode("a") == [97]
+    assert client.num_retries == 1
+
+
 # --- coordinators that come and go ----------------------------------------------------------------------------------
 
 

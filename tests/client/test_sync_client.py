@@ -146,6 +146,36 @@ def test_threads_share_a_client(client: Client) -> None:
         assert list(pool.map(work, range(64))) == [expected_tokens([i], 0, 30, 1000) for i in range(64)]
 
 
+def test_batches(server: Serving, client: Client) -> None:
+    """From several threads at once; one is left early."""
+
+    def work(i: int) -> bool:
+        outcomes = dict(client.generate_batch([[1, i], [-1], f"{i}@"], max_tokens=3))
+        assert isinstance(outcomes[1], InvalidArgumentError)
+        return [outcomes[0].token_ids, outcomes[2].text] == [expected_tokens([i], 0, 3, 1000), "ABC"]  # type: ignore[union-attr]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(32)))
+    params = [SamplingParams(max_tokens=1), *[SamplingParams(max_tokens=None, ignore_eos=True)] * 9]
+    server.engine.on_step = lambda: time.sleep(0.001)
+    for index, _ in client.generate_batch([[1]] * 10, params):
+        assert index == 0
+        break
+    gc.collect()
+    until(lambda: not server.engine.live)
+    with client.generate_batch(["@"] * 3, max_tokens=1) as batch:
+        next(batch)
+        batch.close()
+        assert list(batch) == []
+
+
+def test_chat(client: Client) -> None:
+    with pytest.raises(FailedPreconditionError, match="no chat template"):
+        client.chat([{"role": "user", "content": "@"}])
+    with pytest.raises(FailedPreconditionError, match="no chat template"):
+        next(client.chat_stream([{"role": "user", "content": "@"}]))
+
+
 def test_close_ends_calls_of_other_threads_and_is_idempotent(server: Serving) -> None:
     server.pause()
     client = Client(server.address)
@@ -188,7 +218,7 @@ def test_a_forgotten_client_ends_its_thread(server: Serving) -> None:
 
 
 def test_no_server() -> None:
-    with Client("127.0.0.1:1") as client:
+    with Client("127.0.0.1:1", max_retries=0) as client:
         with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 can't be reached"):
             client.generate("@")
         with pytest.raises(UnavailableError, match=r"does not serve after 0\.1 s"):

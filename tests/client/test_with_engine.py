@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.engine import Engine
 from coordinator.server import CoordinatorServer
-from specwire import AsyncClient, Client
+from specwire import AsyncClient, Client, SamplingParams
 from specwire.config import CoordinatorConfig
 from specwire.errors import (
     DeadlineExceededError,
@@ -119,6 +119,20 @@ async def test_200_streams_over_one_verifier(stack: Stack) -> None:
         return [token_id async for event in stream for token_id in event.token_ids] == stack.expected(f"prompt {i}", 10 + i % 20, i)
 
     assert all(await asyncio.gather(*map(read, range(200))))
+    await stack.idle()
+
+
+async def test_a_batch_of_more_than_the_queue_holds(stack: Stack) -> None:
+    """600 at once to a queue of 256, while another client's streams go on: none is refused to the caller."""
+    other = asyncio.gather(*(stack.client.generate("other", max_tokens=50, seed=i) for i in range(20)))
+    prompts = [f"prompt {i}" for i in range(600)]
+    params = [SamplingParams(max_tokens=1 + i % 5, seed=i) for i in range(600)]
+    outcomes = dict([each async for each in stack.client.generate_batch(prompts, params, max_concurrency=600)])
+    for i in range(600):
+        outcome = outcomes[i]
+        assert not isinstance(outcome, SpecwireError), outcome
+        assert outcome.token_ids == stack.expected(f"prompt {i}", 1 + i % 5, i)
+    assert [result.token_ids for result in await other] == [stack.expected("other", 50, i) for i in range(20)]
     await stack.idle()
 
 
@@ -252,7 +266,7 @@ def coordinator_process(socket_dir: Path) -> Iterator[tuple[str, subprocess.Pope
 
 def test_a_killed_coordinator_is_unavailable(coordinator_process: tuple[str, subprocess.Popen[bytes]]) -> None:
     address, process = coordinator_process
-    with Client(address) as client:
+    with Client(address, max_retries=0) as client:
         client.wait_ready(30)
         stream = client.stream("text", max_tokens=400)
         assert next(stream).token_ids
@@ -265,7 +279,7 @@ def test_a_killed_coordinator_is_unavailable(coordinator_process: tuple[str, sub
 
 def test_a_stopped_coordinator_lets_requests_end(coordinator_process: tuple[str, subprocess.Popen[bytes]]) -> None:
     address, process = coordinator_process
-    with Client(address) as client, Client(address) as idle:
+    with Client(address, max_retries=0) as client, Client(address) as idle:
         client.wait_ready(30)
         idle.generate("a", max_tokens=1)
         stream = client.stream("text", max_tokens=50)

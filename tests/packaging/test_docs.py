@@ -12,6 +12,7 @@ from specwire.speculative_config import SpeculativeConfig
 SERVICES = (("Coordinator", CoordinatorConfig), ("Verifier", VerifierConfig), ("Drafter", DrafterConfig))
 DOCUMENTS = (
     "README.md",
+    "docs/client.md",
     "docs/configuration.md",
     "docs/commands.md",
     "docs/deployment.md",
