@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_up import Up, children
+from tests.security.certificates import Authority
 
 PROMPT = "abcabcabcabc"
 
@@ -47,13 +48,22 @@ def generate(address: str, *options: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(180)
 def test_tiny_model_end_to_end(tiny_model: Path, tmp_path: Path, started: list[Up]) -> None:
-    up = Up(
-        tmp_path, "--port", "0", "--model", str(tiny_model), "--dtype", "float32", "--num-threads", "1", "--kv-cache-memory", "8000000", timeout_s=120
+    """Configured by a file; clients need mutual TLS, the services among themselves none."""
+    authority = Authority(tmp_path)
+    server, client = authority.issue("server"), authority.issue("client")
+    (tmp_path / "specwire.yaml").write_text(
+        f"""\
+verifier: {{model: {tiny_model}, dtype: float32, num_threads: 1, kv_cache_memory: 8_000_000}}
+coordinator: {{tls_cert: {server.cert}, tls_key: {server.key}, tls_ca: {authority.file}, tls_client_auth: true}}
+"""
     )
+    up = Up(tmp_path, "--port", "0", timeout_s=120)
     started.append(up)
     address = up.wait_ready()
-    sampled = ("--max-tokens", "64", "--temperature", "0.6", "--top-p", "0.9", "--seed", "7")
-    greedy = generate(address, "--max-tokens", "64")
+    tls = ("--tls-ca", authority.file, "--tls-cert", client.cert, "--tls-key", client.key)
+    plain = (*tls, "--max-tokens", "64")
+    sampled = (*plain, "--temperature", "0.6", "--top-p", "0.9", "--seed", "7")
+    greedy = generate(address, *plain)
     assert greedy["usage"] == {"num_prompt_tokens": len(PROMPT), "num_cached_tokens": 0, "num_generated_tokens": len(greedy["token_ids"])}
     assert greedy["finish_reason"] in ("length", "stop")
     assert greedy["spec"]["num_draft_tokens"] > 0
@@ -64,7 +74,7 @@ def test_tiny_model_end_to_end(tiny_model: Path, tmp_path: Path, started: list[U
         os.kill(children(up)[name], signal.SIGKILL)
         up.wait_for(rf"{name} ended with signal SIGKILL and is (restarted)", "stderr")
         up.wait_for(rf"lane 0: ({name}) \S+ is there", "stderr", count=2)
-        assert generate(address, "--max-tokens", "64")["token_ids"] == greedy["token_ids"], f"after restart {count} of the {name}"
+        assert generate(address, *plain)["token_ids"] == greedy["token_ids"], f"after restart {count} of the {name}"
         assert generate(address, *sampled)["token_ids"] == reference["token_ids"]
 
     pids = children(up).values()
