@@ -26,6 +26,7 @@ from specwire.log import set_up_logging
 
 logger = logging.getLogger(__name__)
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _FILE_WIDTH = 120  # columns of tables where there is no terminal
 
 
@@ -109,18 +110,21 @@ async def _present(stack: Stack, with_demo: bool) -> None:
 
 
 def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
-    """Two first calls, ready to be pasted."""
-    address, ca = coordinator.listen[0], coordinator.tls_cert
-    options = ("" if address == f"127.0.0.1:{DEFAULT_PORT}" else f" --address {address}") + (f" --tls-ca {ca}" if ca else "")
-    arguments = ", ".join(([] if not options else [repr(address)]) + ([f"tls=TlsOptions({ca!r})"] if ca else []))
-    imports = "from specwire.client import Client; " + ("from specwire.tls import TlsOptions; " if ca else "")
+    """Two first calls, ready to be pasted, but for keys that only the caller has."""
+    host, separator, port = coordinator.listen[0].rpartition(":")
+    address = f"{_LOOPBACK.get(host, host)}{separator}{port}"
+    options, arguments, imports, key = "", [], "", "SPECWIRE_API_KEY=... " if coordinator.api_keys else ""
+    if address != f"127.0.0.1:{DEFAULT_PORT}":
+        options, arguments = f" --address {address}", [repr(address)]
+    if coordinator.tls_cert:
+        own = [" --tls-cert CERT --tls-key KEY", ", 'CERT', 'KEY'"] if coordinator.tls_client_auth else ["", ""]
+        options += f" --tls-ca {coordinator.tls_cert}{own[0]}"
+        arguments.append(f"tls=TlsOptions({coordinator.tls_cert!r}{own[1]})")
+        imports = "from specwire.tls import TlsOptions; "
     # A virtual environment need not be active to be used.
     program = "specwire" if shutil.which("specwire") or Path(sys.argv[0]).name != "specwire" else sys.argv[0]
-    calls = [
-        f'{program} generate "The capital of France is"{options}',
-        f'{imports}print(Client({arguments}).generate("The capital of France is").text)',
-    ]
-    return [f"SPECWIRE_API_KEY=... {calls[0]}", *calls[1:]] if coordinator.api_keys else calls
+    call = f'Client({", ".join(arguments)}).generate("The capital of France is")'
+    return [f'{key}{program} generate "The capital of France is"{options}', f"from specwire.client import Client; {imports}print({call}.text)"]
 
 
 def print_line(name: str, line: str) -> None:

@@ -83,8 +83,14 @@ def test_missing_draft_model_is_named() -> None:
         (
             {"tls_cert": "a.pem", "tls_key": "k.pem"},
             'specwire generate "The capital of France is" --tls-ca a.pem',
-            "Client('127.0.0.1:50050', tls=TlsOptions('a.pem'))",
+            "Client(tls=TlsOptions('a.pem'))",
         ),
+        (
+            {"listen": ("0.0.0.0:7",), "tls_cert": "a.pem", "tls_key": "k.pem", "tls_ca": "ca.pem", "tls_client_auth": True},
+            'specwire generate "The capital of France is" --address 127.0.0.1:7 --tls-ca a.pem --tls-cert CERT --tls-key KEY',
+            "Client('127.0.0.1:7', tls=TlsOptions('a.pem', 'CERT', 'KEY'))",
+        ),
+        ({"listen": ("unix:/tmp/c",)}, 'specwire generate "The capital of France is" --address unix:/tmp/c', "Client('unix:/tmp/c')"),
         ({"api_keys": "k.yaml"}, 'SPECWIRE_API_KEY=... specwire generate "The capital of France is"', "Client()"),
     ],
 )
