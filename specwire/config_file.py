@@ -42,7 +42,7 @@ def find_config_file(named: str | None, *, in_folder: bool) -> Path | None:
     """
     wanted = os.environ.get(FILE_VARIABLE) if named is None else named
     if wanted:
-        if not Path(wanted).is_file():
+        if not Path(wanted).exists() or Path(wanted).is_dir():  # a pipe will do
             source = f" ({FILE_VARIABLE} names it)" if named is None else ""
             raise InvalidArgumentError(f"there is no configuration file {wanted}{source}; correct the name, or leave it out")
         return Path(wanted)
