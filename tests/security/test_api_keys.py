@@ -1,5 +1,6 @@
 """The file of API keys, and the command that writes it."""
 
+import dataclasses
 import datetime
 import json
 import os
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from specwire.api_keys import ApiKey, add_api_key, hash_key, load_api_keys, make_key, parse_expiry
@@ -169,3 +171,11 @@ def test_json_stays_json(tmp_path: Path) -> None:
     path.write_text("[]")
     add_api_key(str(path), ApiKey("a", HASH))
     assert json.loads(path.read_text()) == [{"name": "a", "hash": HASH}]
+
+
+def test_the_documented_entry_has_every_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    block = page.partition("```yaml\n")[2].partition("```")[0]
+    [entry] = yaml.safe_load(block)
+    assert list(entry) == [field.name for field in dataclasses.fields(ApiKey)]
+    ApiKey(**{**entry, "hash": HASH, "expires": parse_expiry(entry["expires"])})
