@@ -51,7 +51,8 @@ def run_generate(connection: ConnectionOptions, prompt: str, params: SamplingPar
 
 
 def result_object(choice: Choice) -> dict[str, Any]:
-    """What `--json` prints; text is null where no tokenizer is served."""
+    """What `--json` prints; text is null where no tokenizer is served, logprobs are there if they were asked for."""
+    logprobs = {} if choice.logprobs is None else {"logprobs": [each._asdict() for each in choice.logprobs]}
     return {
         "text": choice.decoded,
         "token_ids": choice.token_ids,
@@ -59,4 +60,5 @@ def result_object(choice: Choice) -> dict[str, Any]:
         "stop_cause": choice.stop_cause,
         "usage": dataclasses.asdict(choice.usage),
         "spec": {**dataclasses.asdict(choice.spec), "acceptance_length": choice.spec.acceptance_length},
+        **logprobs,
     }

@@ -69,12 +69,20 @@ def test_standard_input_and_output_and_defaults(coordinator: Coordinator) -> Non
 
 
 def test_conversations_and_several_choices(coordinator: Coordinator) -> None:
-    text = lines([{"messages": [{"role": "user", "content": "A"}], "max_tokens": 1}, {"prompt": "A", "n": 2, "max_tokens": 1}])
+    text = lines(
+        [
+            {"messages": [{"role": "user", "content": "A"}], "max_tokens": 1},
+            {"prompt": "A", "n": 2, "max_tokens": 1},
+            {"prompt": "A", "max_tokens": 1, "logprobs": 2},
+        ]
+    )
     result = batch("-", "--address", coordinator.address, stdin=text)
     assert result.exit_code == 0, result.stderr
     found = records(result.stdout)
     assert found[1]["usage"]["num_prompt_tokens"] == len("<A>")
     assert [choice["text"] for choice in found[2]["choices"]] == ["B", "C"]
+    assert "logprobs" not in found[1]
+    assert found[3]["logprobs"] == [{"sampled": -0.5, "top": [[0, -0.5], [1, -1.5]]}]
 
 
 def test_a_bad_line_fails_alone(coordinator: Coordinator) -> None:
