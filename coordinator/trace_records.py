@@ -124,7 +124,7 @@ class StepTrace:
 
     Attributes:
         times: of the plan; None while drafts are waited for.
-        propose_id: 0 = no drafter was asked. verify_id: 0 = no round was sent.
+        propose_id: 0 = no drafter was asked. verify_id: 0 = no round was made.
         batch: traced requests with a row in the same round.
         index: of its row in the round.
     """
@@ -155,7 +155,12 @@ class StepTrace:
 
     @property
     def num_spans(self) -> int:
-        return 1 + (self.propose_id > 0) + (self.verify_id > 0)
+        return 1 + (self.propose_id > 0) + self.was_sent
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether its round has left: a fault may come between."""
+        return self.times is not None and self.times.sent_ns > 0
 
     def asked(self, propose_id: int, drafter: str, num_asked: int, now_ns: int) -> None:
         """A drafter is asked."""
@@ -201,10 +206,10 @@ class StepTrace:
         spans = []
         if self.propose_id:
             spans.append(self._propose())
-        if self.verify_id:
+        if self.was_sent:
             spans.append(self._verify())
         attributes = {"specwire.choice": choice, "specwire.lane": self.lane, "specwire.step": self.number}
-        if self.verify_id:
+        if self.times is not None:
             attributes |= {
                 "specwire.num_rows": self.num_rows, "specwire.num_speculative_tokens": self.k, "specwire.num_tokens": self.num_tokens
             }  # fmt: skip

@@ -297,6 +297,26 @@ async def test_a_fault_of_the_step_leaves_no_span_open(collector: Collector, mon
     assert any("INTERNAL: a fault" in span.message for span in named(spans, "step"))
 
 
+async def test_a_round_that_could_not_be_sent_has_no_span(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster(drafters=[DrafterScript()], min_draft_wait_ms=10_000, trace_endpoint=collector.address) as cluster:
+        await cluster.all_there()
+        running = submit(cluster, PROMPT, request_id="it", seed=1, max_tokens=40)
+        await cluster.until(lambda: len(running.sink.choices[0].token_ids) > 3)
+        lane = cluster.engine.lanes[0]
+        with monkeypatch.context() as patch:
+            patch.setattr("coordinator.lane.VerifyRound", _raises)
+            await cluster.until(lambda: not lane.is_ready)
+        await running.check()
+    broken = [step for step in named(of(collector.spans, "it"), "step") if "it can't be made" in step.message]
+    assert broken
+    assert not [span for span in collector.spans if span.name == "verify" and span.parent_id == broken[0].span_id]
+    assert all(0 <= span.end_ns - span.start_ns < 60_000_000_000 for span in collector.spans)
+
+
+def _raises(*_: object, **__: object) -> None:
+    raise InternalError("it can't be made")
+
+
 def _before(function: Any, hook: Any) -> Any:
     def called(*arguments: Any) -> Any:
         hook()
