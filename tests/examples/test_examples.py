@@ -106,4 +106,6 @@ def test_every_example_is_short_and_tested() -> None:
     examples = {path.name for path in EXAMPLES.glob("*.py")}
     assert examples == set(re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text()))
     for name in examples:
-        assert len((EXAMPLES / name).read_text().splitlines()) < MAX_LINES, f"{name} is long for an example"
+        lines = (EXAMPLES / name).read_text().splitlines()
+        assert len(lines) < MAX_LINES, f"{name} is long for an example"
+        assert not [line for line in lines if re.match(r"(from|import) specwire\.", line)], f"{name} imports more than the public names"
