@@ -26,14 +26,14 @@ class Phase:
 
     Args:
         different: answers whose tokens are not those of the undisturbed run.
-        unavailable: requests that ended with UNAVAILABLE; errors: with anything else.
+        unavailable: what requests said that ended with UNAVAILABLE; errors: those that ended with anything else.
         longest_gap_s: between two events of one stream, its start included.
     """
 
     answers: int = 0
     tokens: int = 0
     different: int = 0
-    unavailable: int = 0
+    unavailable: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
 
@@ -54,7 +54,7 @@ class Load:
 
     def __init__(self, client: AsyncClient, num_streams: int, max_tokens: int) -> None:
         self._client = client
-        self._num_streams = num_streams
+        self.num_streams = num_streams
         self._cases = [
             (prompt, SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=True))
             for seed, (prompt, temperature) in enumerate(itertools.product(_PROMPTS, (0.0, 0.8)))
@@ -73,7 +73,7 @@ class Load:
     def start(self) -> None:
         """Begins all streams."""
         assert self._expected, "start() comes after learn()"
-        self._tasks = [asyncio.create_task(self._work(index)) for index in range(self._num_streams)]
+        self._tasks = [asyncio.create_task(self._work(index)) for index in range(self.num_streams)]
 
     def next_phase(self) -> Phase:
         """Counts from here on anew; returns what was counted."""
@@ -86,14 +86,20 @@ class Load:
         await asyncio.gather(*self._tasks)
         return self.next_phase()
 
+    async def cancel(self) -> None:
+        """Ends what `stop` did not."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def _work(self, index: int) -> None:
         for case in itertools.islice(itertools.cycle(range(len(self._cases))), index, None):
             if self._stopping:
                 return
             try:
                 await self._ask(case)
-            except UnavailableError:
-                self.phase.unavailable += 1
+            except UnavailableError as error:
+                self.phase.unavailable.append(str(error))
                 await self._client.wait_ready(300.0)
             except SpecwireError as error:
                 self.phase.errors.append(f"{type(error).__name__}: {error}")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+LOOK_S = 0.25
+"""Between two looks at something that does not announce itself."""
 SERVICES = ("coordinator", "verifier", "drafter")
 
 
@@ -47,6 +49,12 @@ class ComposeStack:
 
     async def num_restarts(self, container: str) -> int:
         return int(await self._docker("inspect", "--format", "{{.RestartCount}}", container))
+
+    async def wait_restarted(self, container: str, num_restarts: int) -> None:
+        """Returns once the restart policy has started it more than num_restarts times."""
+        async with asyncio.timeout(60.0):
+            while await self.num_restarts(container) <= num_restarts:  # noqa: ASYNC110 - another process counts
+                await asyncio.sleep(LOOK_S)
 
     async def image_sizes_mb(self) -> dict[str, float]:
         """Size of each service's image."""
