@@ -16,6 +16,8 @@ from specwire.errors import FailedPreconditionError, SpecwireError
 
 logger = logging.getLogger(__name__)
 
+_LEAST_PAUSE_S = 0.01
+
 Outcome: TypeAlias = GenerationResult | SpecwireError
 Run: TypeAlias = Callable[[], Awaitable[GenerationResult]]
 """Generates for one prompt; called again if the coordinator had no room for it."""
@@ -115,7 +117,7 @@ class AsyncBatch:
         self._waiting.appendleft(job)
         self._limit = max(1.0, len(self._running))
         if not self._running:
-            self._pause_s = random.uniform(1.0, 1.5) * (error.retry_after_ms or 0) / 1000
+            self._pause_s = random.uniform(1.0, 1.5) * max((error.retry_after_ms or 0) / 1000, _LEAST_PAUSE_S)
 
     def _leave(self) -> None:
         self._waiting.clear()
