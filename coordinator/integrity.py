@@ -41,6 +41,8 @@ def _check_lane(lane: Lane) -> None:
         held.append(slot.index)
     assert not lane.is_ready or sorted([*held, *lane.free]) == list(range(len(lane.epochs))), f"lane {lane.index}: slots {held}, free {lane.free}"
     assert len(lane.in_flight) <= lane.max_outstanding_rounds, f"{len(lane.in_flight)} rounds of {lane.max_outstanding_rounds} in flight"
+    strays = [slot for round_ in lane.in_flight for slot in round_.slots if slot.lane is not lane]
+    assert not strays, f"lane {lane.index} has rows of lane {strays[0].lane.index} in flight"
     assert all(sequence in lane.running for sequence in lane.unpinned), f"lane {lane.index}: a sequence that is gone looks for a drafter"
 
 

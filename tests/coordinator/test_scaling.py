@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -24,6 +24,13 @@ FAST = {"discovery_interval_s": 0.05, "min_draft_wait_ms": 1000.0}
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "_INTERVAL_S", 0.03)
+
+
+@pytest.fixture(autouse=True)
+def no_faults(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A lane survives a fault in its step, books that do not agree included, and logs it."""
+    yield
+    assert "a fault in" not in caplog.text
 
 
 class Load:
@@ -228,6 +235,11 @@ async def test_what_moves_is_bounded_and_short(monkeypatch: pytest.MonkeyPatch) 
         assert cluster.engine.counters.num_moves == 4
 
 
+COVERED = (
+    "num_moves", "num_drafter_moves", "num_handovers", "num_drafter_handovers", "num_verifier_losses", "num_drafter_losses", "num_accepted_tokens",
+)  # fmt: skip
+
+
 class Storm:
     """Verifiers and drafters that come, go, drain and die, while requests come and are cancelled."""
 
@@ -238,6 +250,11 @@ class Storm:
         self.verifiers = {0, 1}
         self.drafters = {0, 1}
         self.balancer = Balancer(cluster.engine._admission)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a step must come without anything else happening."""
+        return any(lane.is_ready and lane.running for lane in self.cluster.engine.lanes)
 
     async def act(self) -> None:
         rng, cluster = self.random, self.cluster
@@ -283,12 +300,15 @@ async def test_random_scaling(seed: int) -> None:
     ) as cluster:  # fmt: skip
         await cluster.all_there()
         storm = Storm(cluster, seed)
-        while cluster.num_steps < 2_000:
+        counters = cluster.engine.counters
+        while cluster.num_steps < 1_500 or (cluster.num_steps < 15_000 and not all(getattr(counters, name) for name in COVERED)):
             if cluster.engine.ready.is_ready:
                 await storm.act()
             else:
                 storm.list_all()
+            num_steps = cluster.num_steps
             await asyncio.sleep(0)
+            await until(lambda num_steps=num_steps: cluster.num_steps > num_steps or not storm.is_moving)  # type: ignore[misc]
         storm.list_all()
         for request in storm.requests:
             await request.sink.wait()
@@ -297,10 +317,7 @@ async def test_random_scaling(seed: int) -> None:
                 expected = request.expected(index)
                 assert choice.token_ids == expected[: len(choice.token_ids)]
                 assert choice.finish_reason is FinishReason.CANCELLED or choice.token_ids == expected
-        counters = cluster.engine.counters
-        for name in ("num_moves", "num_drafter_moves", "num_handovers", "num_drafter_handovers", "num_verifier_losses", "num_drafter_losses"):
-            assert getattr(counters, name) > 0, name
+        assert [name for name in COVERED if not getattr(counters, name)] == []
         assert counters.num_bad_rows == 0
-        assert counters.num_accepted_tokens > 0
         await until(lambda: len(cluster.engine.lanes) == len(storm.verifiers))
         await until(lambda: all(cluster.verifiers[index].num_blocks_used == 0 for index in storm.verifiers))
