@@ -15,6 +15,7 @@ from specwire.errors import InvalidArgumentError
 from specwire.tracing.otlp import ERROR, KINDS, LOCAL, OK, REMOTE, make_request
 from specwire.tracing.span import Span
 from specwire.tracing.spec import BY_NAME, SERVICE_PREFIX
+from specwire.tracing.tracer import politely
 from specwire.version import build_version
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class _SpanExporter(OTLPSpanExporter):
         self._process = dict(resource.attributes)
 
     def _translate_data(self, data: Sequence[Span]) -> ExportTraceServiceRequest:  # type: ignore[override]
-        return make_request(data, self._process, _SCOPE, build_version())  # type: ignore[arg-type]
+        return make_request(politely(data), self._process, _SCOPE, build_version())  # type: ignore[arg-type]
 
 
 class FileExporter:
@@ -78,7 +79,7 @@ class FileExporter:
         self._scope = {"name": _SCOPE, "version": build_version()}
 
     def export(self, spans: Sequence[Span]) -> bool:
-        scope_spans = {"scope": self._scope, "spans": [_to_json(span) for span in spans]}
+        scope_spans = {"scope": self._scope, "spans": [_to_json(span) for span in politely(spans)]}
         request = {"resourceSpans": [{"resource": self._resource, "scopeSpans": [scope_spans]}]}
         line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         try:

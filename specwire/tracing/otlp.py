@@ -6,7 +6,7 @@ opentelemetry/proto/trace/v1/trace.proto and common/v1/common.proto.
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -22,7 +22,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _REPEATED = (int, str, bool)
 
 
-def make_request(spans: Sequence[Span], resource: Mapping[str, AttributeValue], scope: str, version: str) -> ExportTraceServiceRequest:
+def make_request(spans: Iterable[Span], resource: Mapping[str, AttributeValue], scope: str, version: str) -> ExportTraceServiceRequest:
     """What a collector takes.
 
     Args:
