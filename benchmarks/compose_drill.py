@@ -66,14 +66,14 @@ class Drill:
         kills: list[dict[str, Any]] = []
         for service in SERVICES:
             for container in await self._stack.containers(service):
-                wanted = _members(await self._client.get_status())
+                # As many as there are, and all streams under way.
+                wanted = _members(await self._until(self._is_busy))
                 self._load.next_phase()
                 restarts = await self._stack.num_restarts(container)
                 started_s = time.monotonic()
                 await self._stack.kill_process(container)
-                await self._until(
-                    lambda status, wanted=wanted: _members(status) == wanted and status.is_ready, _BACK_S, after=container, than=restarts
-                )
+                await self._stack.wait_restarted(container, restarts)
+                await self._until(lambda status, wanted=wanted: _members(status) == wanted and self._is_busy(status))
                 seconds = time.monotonic() - started_s
                 phase = self._load.next_phase()
                 kills.append({"container": container, "back_s": round(seconds, 1), **phase.figures()})
