@@ -43,6 +43,12 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients in this process try again without a pause."""
+    monkeypatch.setattr("specwire.client.generation._FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
 def coordinator(socket_dir: Path) -> Iterator[Coordinator]:
     """Serves a byte-level tokenizer with a chat template; each token follows the one before it in the vocabulary."""
     yield from _serve_in_thread(socket_dir, replace(make_spec(), chat_template=CHAT_TEMPLATE))

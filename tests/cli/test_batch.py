@@ -176,6 +176,7 @@ def test_an_output_that_is_none_is_left_alone(coordinator: Coordinator, source: 
     assert output.read_text() == "my notes\n"
 
 
+@pytest.mark.usefixtures("hasty")
 def test_without_a_coordinator_it_ends(source: Path) -> None:
     result = batch(source, "--address", "127.0.0.1:1")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -183,6 +184,7 @@ def test_without_a_coordinator_it_ends(source: Path) -> None:
     assert "0 answered, 0 failed" in result.stderr
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_full_queue_is_waited_for(coordinator: Coordinator, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the client itself tries, and only where the refusal is about the moment."""
     submit, num_refused = coordinator.engine.submit, 0

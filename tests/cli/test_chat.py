@@ -76,6 +76,7 @@ def test_what_is_no_text_is_named(coordinator: Coordinator) -> None:
     assert prompts(coordinator) == ["<A>"]
 
 
+@pytest.mark.usefixtures("hasty")
 def test_without_a_coordinator_or_a_tokenizer(bare_coordinator: Coordinator) -> None:
     result = CliRunner().invoke(app, ["chat", "--address", "127.0.0.1:1"], input="A\n")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -179,6 +179,7 @@ async def test_show_says_what_a_running_coordinator_has_clipped(socket_dir: Path
     assert f"clipped by the running coordinator: {clipped}\n" in tables.stdout
 
 
+@pytest.mark.usefixtures("hasty")
 def test_commands_take_the_address_of_the_file(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     def generate(*options: str) -> Result:
         return CliRunner().invoke(app, ["generate", "ABC", "--max-tokens", "2", *options])

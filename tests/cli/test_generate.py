@@ -126,6 +126,7 @@ def test_bad_options_end_with_status_2(options: list[str], message: str) -> None
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("options", [[], ["--json"], ["--chat"]])
 def test_absent_server_is_named(options: list[str]) -> None:
     result = generate("ABC", "--address", "127.0.0.1:1", *options)
