@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from specwire.cli import app
 from specwire.cli.batch_lines import read_jobs
+from specwire.cli.sources import client_defaults
 from specwire.client.arguments import make_params
 from specwire.config import ClientConfig, UpConfig
 from tests.cli.conftest import Coordinator
@@ -192,7 +194,8 @@ def test_commands_take_the_address_of_the_file(coordinator: Coordinator, monkeyp
     monkeypatch.delenv("SPECWIRE_ADDRESS")
     Path("other.yaml").write_text("client: {address: '127.0.0.1:2'}\n")
     monkeypatch.setenv("SPECWIRE_CONFIG", "other.yaml")
-    for command in (["generate", "ABC"], ["status", "--once"], ["bench", "serve", "--num-prompts", "1", "--input-len", "2"]):
+    assert client_defaults(typer.main.get_command(app))["bench"]["serve"] == {"address": "127.0.0.1:2"}
+    for command in (["generate", "ABC"], ["status", "--once"]):
         result = CliRunner().invoke(app, command)
         assert result.exit_code != 0
         assert "127.0.0.1:2" in result.stderr, command
