@@ -58,6 +58,16 @@ def test_every_line_is_answered(coordinator: Coordinator, source: Path, tmp_path
     assert "\x1b" not in result.stderr
 
 
+def test_progress_is_shown_on_a_terminal(coordinator: Coordinator, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, a terminal
+    with source.open("a") as stream:
+        stream.write("{}\n")
+    result = batch(source, "--address", coordinator.address)
+    assert len(records(result.stdout)) == 4
+    assert "4/4" in result.stderr
+    assert "1 failed" in result.stderr.partition("4/4")[2]
+
+
 def test_standard_input_and_output_and_defaults(coordinator: Coordinator) -> None:
     text = lines([{"prompt": "AB"}, {"prompt": "AB", "temperature": 0.25, "seed": 3, "stop": "D", "logit_bias": {"7": 1.5}}])
     result = batch("-", "--address", coordinator.address, "--max-tokens", 3, "--temperature", 0.5, "--max-concurrency", 1, stdin=text)
