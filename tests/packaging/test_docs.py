@@ -12,12 +12,14 @@ from specwire.speculative_config import SpeculativeConfig
 SERVICES = (("Coordinator", CoordinatorConfig), ("Verifier", VerifierConfig), ("Drafter", DrafterConfig))
 DOCUMENTS = (
     "README.md",
+    "docs/benchmarking.md",
     "docs/client.md",
     "docs/configuration.md",
     "docs/commands.md",
     "docs/deployment.md",
     "docs/development.md",
     "docs/design.md",
+    "docs/metrics.md",
     "docs/performance.md",
     "docs/scaling.md",
     "docs/security.md",
