@@ -5,7 +5,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from specwire.errors import InternalError, SpecwireError
+from specwire.errors import InternalError, SpecwireError, UnavailableError
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, Hello, SlotRef
 
 from .backoff import Backoff
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _HUNG_S = 1.0
 """A drafter that is this late loses its sequences to another one."""
+_LOST_S = 10.0
+"""An answer that is this much later still will not come: the stream starts over."""
 _new = tuple.__new__
 """Makes a named tuple in a third of the time that its class takes."""
 
@@ -59,6 +61,7 @@ class DraftLink:
         self.asked_ns = 0
         self._wait_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._patience = asyncio.timeout(None)
         self._countdown: Countdown | None = None
         self._last_countdown: Countdown | None = None
         self._problem = ""
@@ -145,13 +148,16 @@ class DraftLink:
             while True:
                 try:
                     await self._connect(peer)
-                    while not self.is_draining or self._asked_round:
-                        self._on_reply(await self._receive())
-                        backoff.reset()
+                    async with asyncio.timeout(None) as self._patience:
+                        while not self.is_draining or self._asked_round:
+                            self._on_reply(await self._receive())
+                            backoff.reset()
                     await self._let_step_go_on()
                     self._hand_over()
                 except SpecwireError as error:
                     self._lose(error)
+                except TimeoutError:
+                    self._lose(UnavailableError(f"no answer in {_HUNG_S + _LOST_S:g} s; the stream starts over"))
                 except Exception as error:
                     logger.exception("drafter %s: a fault in its link", self.drafter.address)
                     self._lose(InternalError(f"{type(error).__name__}: {error}"))
@@ -267,6 +273,7 @@ class DraftLink:
                 self.close_slot(place)
                 self.lane.look_for_drafter(place.sequence)
             self.lane.wake()
+        self._patience.reschedule(asyncio.get_running_loop().time() + _LOST_S)
 
     def _on_reply(self, result: DraftResult) -> None:
         counters = self.lane.counters
@@ -275,6 +282,9 @@ class DraftLink:
             return
         if result.round and result.round != self._asked_round:
             counters.num_garbage_drafts += max(1, len(result.rows))
+            if self._asked_round:
+                # One round at a time is asked: the answer to it will not come any more.
+                raise InternalError(f"round {result.round} was answered, but round {self._asked_round} was asked; the stream starts over")
             return
         if result.round:
             self.lane.telemetry.drafted(self, result, self._asked_at)
@@ -285,6 +295,7 @@ class DraftLink:
             self._asked_round = 0
             self._answered()
             if self.is_late:
+                self._patience.reschedule(None)
                 self.is_late, self.is_usable = False, not self.is_draining
                 self.lane.may_pin = True
                 self.lane.wake()

@@ -7,8 +7,7 @@ import sys
 import time
 
 from specwire.process import set_model_environment
-from tests.fuzz.run import fuzz
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.run import TARGETS, fuzz
 
 logger = logging.getLogger(__name__)
 

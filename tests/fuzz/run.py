@@ -2,32 +2,46 @@
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from tests.fuzz.strategies import Conversation, conversations
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.replies import RepliesTarget
+from tests.fuzz.targets import CoordinatorTarget, DraftTarget, Target, VerifyTarget
+
+TARGETS: dict[str, Callable[[], Target | RepliesTarget]] = {
+    "Verify": VerifyTarget,
+    "Draft": DraftTarget,
+    "Generate": lambda: CoordinatorTarget("Generate"),
+    "Session": lambda: CoordinatorTarget("Session"),
+    "GenerateBatch": lambda: CoordinatorTarget("GenerateBatch"),
+    "Session over real services": lambda: CoordinatorTarget("Session", is_real=True),
+    "GenerateBatch over real services": lambda: CoordinatorTarget("GenerateBatch", is_real=True),
+    "a verifier's answers": lambda: RepliesTarget("verifier"),
+    "a drafter's answers": lambda: RepliesTarget("drafter"),
+}
 
 
 def fuzz(name: str, num_examples: int, number: int) -> None:
-    """Sends num_examples conversations to a target that is started for them; `number` decides which. Raises what the first fault raises,
-    with the smallest conversation that shows it."""
+    """Checks a target that is started for it num_examples times; `number` decides with what. Raises what the first fault raises, with the
+    smallest input that shows it."""
     target = TARGETS[name]()
     with tempfile.TemporaryDirectory(prefix="sw-") as folder, asyncio.Runner() as runner:
         service = target.serve(Path(folder))
         runner.run(service.__aenter__())
         try:
-            _send(runner, target.check, conversations(target.good, target.most), num_examples, number)
+            _send(runner, target, num_examples, number)
         finally:
             runner.run(service.__aexit__(None, None, None))
 
 
-def _send(runner: asyncio.Runner, check, strategy, num_examples: int, number: int) -> None:
+def _send(runner: asyncio.Runner, target: Target | RepliesTarget, num_examples: int, number: int) -> None:
     @seed(number)
     @settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(strategy)
-    def send(conversation: Conversation) -> None:
-        runner.run(check(conversation))
+    @given(target.strategy)
+    def send(what: Any) -> None:
+        runner.run(target.check(what))
 
     send()

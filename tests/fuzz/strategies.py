@@ -86,6 +86,15 @@ def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message
 
 
 @st.composite
+def partial_messages(draw: st.DrawFn, descriptor: Descriptor) -> Message:
+    """A message with one or two fields."""
+    message = GetMessageClass(descriptor)()
+    for field in draw(st.lists(st.sampled_from(list(descriptor.fields)), min_size=1, max_size=2)):
+        _set(message, field, draw, 1)
+    return message
+
+
+@st.composite
 def changed(draw: st.DrawFn, message: Message) -> Message:
     """A message that differs from a given one in one field, somewhere in it."""
     new = copy.deepcopy(message)

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
+from hypothesis import strategies as st
 
 from coordinator.engine import Engine
 from coordinator.server import CoordinatorServer
@@ -25,7 +26,7 @@ from specwire.wire import draft, generate, verify
 from tests.coordinator.serving import until
 from tests.drafter.helpers import open_request, serve_drafter
 from tests.fuzz.caller import TYPED, Caller, Outcome
-from tests.fuzz.strategies import Conversation
+from tests.fuzz.strategies import Conversation, conversations
 from tests.scripted.cluster import Cluster
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.verifier.harness import PROMPT, Rounds, decode, describe, make_verifier, open_message, prefill, serve, tiny_model
@@ -52,6 +53,11 @@ class Target(ABC):
         self._first: object = None
         self._num_tasks = 0
 
+    @property
+    def strategy(self) -> st.SearchStrategy[Conversation]:
+        """What `check` takes."""
+        return conversations(self.good, self.most)
+
     @abstractmethod
     @contextlib.asynccontextmanager
     async def serve(self, folder: Path) -> AsyncIterator[None]:
@@ -75,7 +81,7 @@ class Target(ABC):
         if self._first is None:
             self._first = await self._call_good()
             self._num_tasks = len(asyncio.all_tasks())
-        with _tracebacks() as found:
+        with tracebacks() as found:
             outcome = await self.caller.call(conversation)
         assert not found, "\n".join(found)
         assert outcome.code in TYPED, f"{outcome.code.name}: {outcome.details}"
@@ -103,7 +109,7 @@ class Target(ABC):
 
 
 @contextlib.contextmanager
-def _tracebacks() -> Iterator[list[str]]:
+def tracebacks() -> Iterator[list[str]]:
     """What is logged with a traceback: a fault, whatever the client is told."""
     found: list[str] = []
 
@@ -324,14 +330,3 @@ def _draft_conversation() -> list[Message]:
         replace(first, hello=None, round=3, closes=[SlotRef(0, 1)], rows=[DraftRow(1, 1, 1, 2, 2)]),
     ]
     return [draft.pack_round(part) for part in parts]
-
-
-TARGETS = {
-    "Verify": VerifyTarget,
-    "Draft": DraftTarget,
-    "Generate": lambda: CoordinatorTarget("Generate"),
-    "Session": lambda: CoordinatorTarget("Session"),
-    "GenerateBatch": lambda: CoordinatorTarget("GenerateBatch"),
-    "Session over real services": lambda: CoordinatorTarget("Session", is_real=True),
-    "GenerateBatch over real services": lambda: CoordinatorTarget("GenerateBatch", is_real=True),
-}

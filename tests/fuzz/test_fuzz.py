@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.fuzz.run import fuzz
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.run import TARGETS, fuzz
 
 
 @pytest.mark.parametrize("name", TARGETS)
