@@ -36,6 +36,7 @@ class OtlpExporter:
 
     def __init__(self, endpoint: str, resource: Resource, timeout_s: float = _TIMEOUT_S) -> None:
         self._exporter = _SpanExporter(endpoint, resource, timeout_s)
+        self._is_shut = False
         # It reports every attempt; the tracer says once a period what got lost.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
 
@@ -43,10 +44,12 @@ class OtlpExporter:
         try:
             return self._exporter.export(spans) is SpanExportResult.SUCCESS  # type: ignore[arg-type]  # not the SDK's spans
         except Exception:
-            logger.exception("%d spans could not be sent", len(spans))
+            if not self._is_shut:  # a channel that is closed at the same time raises
+                logger.exception("%d spans could not be sent", len(spans))
             return False
 
     def shut(self) -> None:
+        self._is_shut = True
         self._exporter.shutdown()
 
 

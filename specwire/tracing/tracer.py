@@ -145,7 +145,8 @@ class Tracer:
             outcomes = [exporter.export(spans) for exporter in self._exporters]
             self.num_failed += 0 if all(outcomes) else len(spans)
         self._num_done += num_spans
-        self._report()
+        if not self._gives_up:
+            self._report()
 
     def _report(self) -> None:
         """One warning a period for spans that got lost."""

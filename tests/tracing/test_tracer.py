@@ -256,6 +256,7 @@ def test_collector_that_hangs_is_left_at_the_end(caplog: pytest.LogCaptureFixtur
         tracer.close()
         assert time.monotonic() - started_s < BOUNDED_S
         assert "2 of 2 spans were lost" in caplog.text
+        assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "dead"])
@@ -283,3 +284,15 @@ def test_collector_gets_spans_over_grpc() -> None:
     assert [(s.name, s.service, s.instance) for s in seen] == [(s.name, "coordinator", "c-7") for s in SPANS]
     assert [s.is_ok for s in seen] == [True, True, False, False]
     assert seen[3].message == "CANCELLED: gone"
+
+
+def test_giving_up_in_the_middle_of_much_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with collecting() as collector:
+        collector.released.clear()
+        tracer = open_tracer("drafter", "d", endpoint=collector.address, file="")
+        assert tracer is not None
+        for _ in range(12_000):
+            tracer.record(1, lambda: [span()])
+        tracer.close(0.02)
+    assert [record.levelname for record in caplog.records if "spans" in record.message and "go to" not in record.message] == ["WARNING"]
+    assert "of 12000 spans were lost" in caplog.text
