@@ -13,11 +13,12 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
-_MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
+MAX_UNIFORM = 1.0 - 2.0**-24
+"""The largest float32 below 1."""
 
 GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
 """Largest value that `gumbel` can return (word 0): 22.87."""
-GUMBEL_MIN = -math.log(-math.log1p(-_MAX_UNIFORM))
+GUMBEL_MIN = -math.log(-math.log1p(-MAX_UNIFORM))
 """Smallest value that `gumbel` can return (word 2^32 - 1): -2.81."""
 
 
@@ -70,7 +71,7 @@ def gumbel(words: Tensor) -> Tensor:
     The uniform is rounded to float32 once and then kept below 1: one that rounds to 1 would make its token win whatever
     the logits. Large noise comes from small words, where float32 is dense.
     """
-    x = words.to(torch.float64).add_(0.5).mul_(2.0**-32).to(torch.float32).clamp_(max=_MAX_UNIFORM)
+    x = words.to(torch.float64).add_(0.5).mul_(2.0**-32).to(torch.float32).clamp_(max=MAX_UNIFORM)
     return x.neg_().log1p_().neg_().log_().neg_()
 
 

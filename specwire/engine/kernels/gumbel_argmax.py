@@ -1,0 +1,106 @@
+"""The sampled token of rows without filters, in Triton: argmax of z + T * g with the noise made where it is used (design section 3).
+
+The words are those of `sampling.philox`, bit for bit; `g` is equal to rounding. No noise is ever in memory.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from specwire.engine.sampling.philox import MAX_UNIFORM, Stream
+
+_CHUNK = 4096
+"""Tokens of one program."""
+
+
+def gumbel_argmax(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, indices: torch.Tensor, choices: torch.Tensor, stream: Stream
+) -> torch.Tensor:
+    """See `gumbel_argmax_torch.gumbel_argmax`."""
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1, logits.stride()
+    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
+    best_token = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    chunk_argmax[(num_chunks, num_rows)](
+        logits, temperatures, keys, indices, choices, best, best_token, logits.stride(0), vocab_size,
+        STREAM=int(stream), MAX_UNIFORM=MAX_UNIFORM, CHUNK=_CHUNK, num_warps=4,
+    )  # fmt: skip
+    row_argmax[(num_rows,)](best, best_token, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1)
+    return token_ids
+
+
+@triton.jit
+def gumbel_from_word(word, MAX_UNIFORM: tl.constexpr):
+    """`sampling.philox.gumbel` in float32: log1p from atanh's series below 1/2, where the fast logarithm is imprecise."""
+    # A conversion from uint32 to float32 rounds once; the half only shows where it is exact.
+    x = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, MAX_UNIFORM)
+    ratio = x / (2.0 - x)
+    square = ratio * ratio
+    series = 1.0 / 9.0 + square * (1.0 / 11.0 + square * (1.0 / 13.0 + square * (1.0 / 15.0)))
+    series = 1.0 + square * (1.0 / 3.0 + square * (1.0 / 5.0 + square * (1.0 / 7.0 + square * series)))
+    exponential = tl.where(x < 0.5, 2.0 * ratio * series, -tl.log(1.0 - x))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def best_of(value, token, other_value, other_token):
+    """The larger value, of equal ones the lower token; NaN is larger than any number, so that a bad row shows."""
+    worse = (value != value) & (other_value == other_value)
+    better = (value > other_value) | worse
+    equal = (value == other_value) | ((value != value) & (other_value != other_value))
+    take = better | (equal & (token < other_token))
+    return tl.where(take, value, other_value), tl.where(take, token, other_token)
+
+
+@triton.jit
+def chunk_argmax(
+    logits,
+    temperatures,
+    keys,
+    indices,
+    choices,
+    best,
+    best_token,
+    row_stride,
+    vocab_size,
+    STREAM: tl.constexpr,
+    MAX_UNIFORM: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Grid (chunks, rows). One Philox block has the words of four tokens."""
+    chunk = tl.program_id(0)
+    row = tl.program_id(1)
+    block = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+    temperature = tl.load(temperatures + row)
+    source = logits + row.to(tl.int64) * row_stride
+    z0 = tl.load(source + 4 * block, 4 * block < vocab_size, float("-inf"))
+    z1 = tl.load(source + 4 * block + 1, 4 * block + 1 < vocab_size, float("-inf"))
+    z2 = tl.load(source + 4 * block + 2, 4 * block + 2 < vocab_size, float("-inf"))
+    z3 = tl.load(source + 4 * block + 3, 4 * block + 3 < vocab_size, float("-inf"))
+    if temperature > 0.0:
+        index = tl.load(indices + row).to(tl.uint32)
+        choice = tl.load(choices + row).to(tl.uint32)
+        word0, word1, word2, word3 = tl.philox(tl.load(keys + row), block.to(tl.uint32), index, choice, tl.full([], STREAM, tl.uint32))
+        z0 += temperature * gumbel_from_word(word0, MAX_UNIFORM)
+        z1 += temperature * gumbel_from_word(word1, MAX_UNIFORM)
+        z2 += temperature * gumbel_from_word(word2, MAX_UNIFORM)
+        z3 += temperature * gumbel_from_word(word3, MAX_UNIFORM)
+    value, token = best_of(z0, 4 * block, z1, 4 * block + 1)
+    other_value, other_token = best_of(z2, 4 * block + 2, z3, 4 * block + 3)
+    value, token = best_of(value, token, other_value, other_token)
+    value, token = tl.reduce((value, token), 0, best_of)
+    tl.store(best + row * tl.num_programs(0) + chunk, value)
+    tl.store(best_token + row * tl.num_programs(0) + chunk, token)
+
+
+@triton.jit
+def row_argmax(best, best_token, token_ids, num_chunks, BLOCK: tl.constexpr):
+    """Grid (rows)."""
+    chunk = tl.arange(0, BLOCK)
+    offset = tl.program_id(0) * num_chunks + chunk
+    value = tl.load(best + offset, chunk < num_chunks, float("-inf"))
+    token = tl.load(best_token + offset, chunk < num_chunks, 2147483647)
+    value, token = tl.reduce((value, token), 0, best_of)
+    tl.store(token_ids + tl.program_id(0), tl.where(tl.abs(value) < float("inf"), token, -1).to(tl.int64))

@@ -1,0 +1,160 @@
+"""What the programs of one attention launch do: a list of tiles and splits that the device makes from the lengths, once per step."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+RECORD = 8
+"""int32 numbers of an item: query_start, num_rows, row_begin, context_len, kv_begin, kv_end, request, num_splits * 65536 + split."""
+_WRITERS = 16
+"""Programs that write the list side by side; each derives the whole of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTuning:
+    """How the attention kernel cuts its work; the defaults were measured on an H200 (docs/performance.md).
+
+    Args:
+        tile_rows: rows (queries x heads of a group) of a large tile; a tile of at most 16 rows takes a smaller code path.
+        tile_positions: positions of keys and values that one loop iteration takes.
+        target_items: into how many pieces the positions of a whole step are cut at least, for each KV head, if they are that many.
+        min_split: fewest positions of a split, a multiple of tile_positions.
+        num_stages, large_stages: depth of the software pipeline of small and large tiles. Block tables take a part of the stages: two tiles
+            of keys and values are under way at 5, three at 7.
+        num_warps: warps of a program.
+    """
+
+    tile_rows: int = 64
+    tile_positions: int = 64
+    target_items: int = 66
+    min_split: int = 128
+    num_stages: int = 5
+    large_stages: int = 4
+    num_warps: int = 4
+
+
+class AttentionScratch:
+    """Partial results of split tiles, shared by all layers, steps and graphs that run one after the other.
+
+    Args:
+        num_kv_heads, head_dim: the model's.
+        device: the queries'.
+        tuning: of all plans that use the scratch.
+    """
+
+    def __init__(self, num_kv_heads: int, head_dim: int, device: torch.device | str, tuning: AttentionTuning) -> None:
+        # A request is split only if it has more than its share of the positions: fewer than target_items tiles are, and each adds one item more.
+        self.num_items = 2 * tuning.target_items
+        self.tuning = tuning
+        self.num_kv_heads = num_kv_heads
+        self.output = torch.empty((self.num_items, num_kv_heads, tuning.tile_rows, head_dim), dtype=torch.float32, device=device)
+        self.stats = torch.empty((2, self.num_items, num_kv_heads, tuning.tile_rows), dtype=torch.float32, device=device)
+        self.arrived = torch.zeros((self.num_items, num_kv_heads), dtype=torch.int32, device=device)  # zero again after every launch
+
+
+class DeviceAttentionPlan:
+    """The list of one step, in tensors of fixed size: a captured graph replays it with whatever lengths it then finds.
+
+    The launch grid covers the most items that any step within the bounds can have; programs without one end at once. A request whose
+    positions are more than one part in `target_items` of the step's is split; a split writes its partial result, and the last one to
+    finish merges them. Requests of length 0 have no items.
+
+    Args:
+        scratch: for partial results.
+        num_requests: rows of cu_seqlens_q - 1, seq_lens and block_tables.
+        max_num_tokens: most query tokens of a step.
+        max_query_len: most query tokens of one request.
+        num_heads: query heads of the model.
+    """
+
+    def __init__(self, scratch: AttentionScratch, num_requests: int, max_num_tokens: int, max_query_len: int, num_heads: int) -> None:
+        tuning = scratch.tuning
+        self.scratch = scratch
+        self.num_requests = num_requests
+        self.group = num_heads // scratch.num_kv_heads
+        tiles = triton.cdiv(max_query_len * self.group, tuning.tile_rows)
+        max_tiles = min(num_requests * tiles, num_requests + max_num_tokens * self.group // tuning.tile_rows)
+        self.max_items = max_tiles + tuning.target_items
+        device = scratch.output.device
+        self.items = torch.zeros((self.max_items, RECORD), dtype=torch.int32, device=device)
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def update(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> None:
+        """Makes the list from cu_seqlens_q [num_requests + 1] and seq_lens [num_requests], int32 on the device; waits for nothing."""
+        assert seq_lens.shape[0] == self.num_requests, (seq_lens.shape, self.num_requests)
+        tuning = self.scratch.tuning
+        write_items[(_WRITERS,)](
+            cu_seqlens_q,
+            seq_lens,
+            self.items,
+            self.count,
+            self.num_requests,
+            REQUESTS=triton.next_power_of_2(self.num_requests),
+            GROUP=self.group,
+            TILE_ROWS=tuning.tile_rows,
+            TILE_POSITIONS=tuning.tile_positions,
+            TARGET=tuning.target_items,
+            MIN_SPLIT=tuning.min_split,
+            RECORD=RECORD,
+            num_warps=4,
+        )
+
+
+@triton.jit
+def write_items(
+    cu_seqlens_q,
+    seq_lens,
+    items,
+    count,
+    num_requests,
+    REQUESTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_POSITIONS: tl.constexpr,
+    TARGET: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    RECORD: tl.constexpr,
+):
+    """Tiles of split requests first: they take longest, and their places in the list are their places in the scratch."""
+    request = tl.arange(0, REQUESTS)
+    real = request < num_requests
+    query_start = tl.load(cu_seqlens_q + request, real, 0)
+    query_len = tl.load(cu_seqlens_q + request + 1, real, 0) - query_start
+    seq_len = tl.load(seq_lens + request, real, 0)
+    query_len = tl.where(seq_len > 0, query_len, 0)
+    num_rows = query_len * GROUP
+    tiles = tl.cdiv(num_rows, TILE_ROWS)
+
+    # In tiles of positions: int32 holds the sum for any batch that fits on a device.
+    length = tl.cdiv(seq_len, TILE_POSITIONS)
+    share = tl.cdiv(tl.sum(tiles * length, 0), TARGET)
+    share = tl.maximum(share, MIN_SPLIT // TILE_POSITIONS)
+    splits = tl.maximum(tl.cdiv(length, share), 1)
+    split_size = tl.cdiv(length, splits) * TILE_POSITIONS
+
+    num_items = tiles * splits
+    in_splits = tl.where(splits > 1, num_items, 0)
+    whole = num_items - in_splits
+    num_in_splits = tl.sum(in_splits, 0)
+    first = tl.where(splits > 1, tl.cumsum(in_splits, 0) - in_splits, num_in_splits + tl.cumsum(whole, 0) - whole)
+    writer = tl.program_id(0)
+    if writer == 0:
+        tl.store(count, num_in_splits + tl.sum(whole, 0))
+
+    for item in range(writer, tl.max(num_items, 0), tl.num_programs(0)):
+        mine = item < num_items
+        split = item % splits
+        row_begin = (tiles - 1 - item // splits) * TILE_ROWS  # the last rows see most positions: begin with them
+        last_token = (tl.minimum(row_begin + TILE_ROWS, num_rows) - 1) // GROUP
+        kv_begin = split * split_size
+        record = items + (first + item) * RECORD
+        tl.store(record, query_start, mine)
+        tl.store(record + 1, num_rows, mine)
+        tl.store(record + 2, row_begin, mine)
+        tl.store(record + 3, seq_len - query_len, mine)
+        tl.store(record + 4, kv_begin, mine)
+        tl.store(record + 5, tl.minimum(kv_begin + split_size, seq_len - query_len + last_token + 1), mine)
+        tl.store(record + 6, request, mine)
+        tl.store(record + 7, splits * 65536 + split, mine)
