@@ -167,7 +167,7 @@ def _members(status: CoordinatorStatus) -> tuple[int, int]:
 
 async def run(args: argparse.Namespace, config: Path) -> Drill:
     """All steps; the stack and its volumes are gone afterwards."""
-    environment = {"SPECWIRE_CONFIG": str(config), "SPECWIRE_PORT": str(args.port), "SPECWIRE_HEALTH_INTERVAL": "5s"}
+    environment = {"SPECWIRE_CONFIG": str(config), "SPECWIRE_PORT": str(args.port)}
     stack = ComposeStack("specwire-drill", environment)
     try:
         async with AsyncClient(f"127.0.0.1:{args.port}") as client:

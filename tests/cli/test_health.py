@@ -1,5 +1,6 @@
 """`specwire health` against servers in every state."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -65,8 +66,11 @@ def test_one_that_says_nothing_is_waited_for_only_so_long(socket_dir: Path) -> N
     assert "DEADLINE_EXCEEDED" in result.stdout
 
 
-def test_it_loads_little() -> None:
-    """Containers run it every few seconds."""
-    script = "import sys, specwire.cli, specwire.cli.health; print(*sorted({'numpy', 'specwire.rpc', 'specwire.v1'} & sys.modules.keys()))"
-    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
-    assert not loaded
+def test_the_quick_way_of_containers(address: str, servicer: health.HealthServicer) -> None:
+    """They check every few seconds: it loads little, and answers alike."""
+    script = "import sys, specwire.health; print(*sorted({'numpy', 'typer', 'specwire.rpc', 'specwire.v1'} & sys.modules.keys()))"
+    assert not subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    for status, exit_code in ((SERVING, 0), (NOT_SERVING, 1)):
+        servicer.set("", status)
+        command = [sys.executable, "-m", "specwire.health"]
+        assert subprocess.run(command, env=os.environ | {"SPECWIRE_HEALTH_ADDRESS": address}, capture_output=True).returncode == exit_code

@@ -76,7 +76,8 @@ def test_services_understand_their_commands(root: Path, stack: dict[str, Any], n
     service, config = parse(stack["services"][name]["command"])
     assert service == name.removesuffix("-gpu")
     # The health check works with TLS too, since a Unix socket has none.
-    assert stack["services"][name]["healthcheck"]["test"] == ["CMD", "specwire", "health", config.listen[1]]
+    assert stack["services"][name]["healthcheck"]["test"] == ["CMD", "python", "-m", "specwire.health"]
+    assert stack["services"][name]["environment"]["SPECWIRE_HEALTH_ADDRESS"] == config.listen[1]
     assert config.metrics_listen == "0.0.0.0:9464"
     if service != "coordinator":
         assert config.device == ("cuda" if name.endswith("-gpu") else "cpu")

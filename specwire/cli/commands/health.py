@@ -13,11 +13,11 @@ def health(
     address: Annotated[
         str, typer.Argument(envvar="SPECWIRE_HEALTH_ADDRESS", help="Any service: host:port or unix:path.")
     ] = f"127.0.0.1:{DEFAULT_PORT}",
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 3.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
 ) -> None:
     """Ask a service for its health: status 0 if it serves, 1 if it does not or can't be reached."""
-    from specwire.cli.health import check_health
+    from specwire.health import SERVING, check_health
 
     status = check_health(address, timeout)
     typer.echo(f"{address}: {status}")
-    raise typer.Exit(0 if status == "SERVING" else 1)
+    raise typer.Exit(0 if status == SERVING else 1)
