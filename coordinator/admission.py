@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_LENGTH = 256
-_MAX_SETBACKS = 5
+MAX_SETBACKS = 5
+"""Attempts without a new token, after which a sequence is given up."""
 _RETRY_AFTER_MS = 1000
 """When to come back to a full queue: about what a few tens of tokens take."""
 _FIXED_BYTES = 512
@@ -91,7 +92,7 @@ class Admission:
         """A sequence that lost its place comes back; one that does so again and again without a new token is given up."""
         if setback is not None:
             sequence.num_setbacks += 1
-            if sequence.num_setbacks > _MAX_SETBACKS:
+            if sequence.num_setbacks > MAX_SETBACKS:
                 self._give_up(sequence, setback)
                 return
         self.telemetry.requeued(sequence, setback)

@@ -6,6 +6,7 @@ from specwire.errors import InternalError, InvalidArgumentError, ResourceExhaust
 from specwire.messages import ChoiceDelta, FinishReason, RowStatus, TokenOrigin, VerifyResult
 from specwire.speculative_config import MAX_NUM_TOKENS
 
+from .admission import MAX_SETBACKS
 from .ending import end_sequence
 from .sequence import Sequence
 from .slots import Round, Slot
@@ -17,7 +18,6 @@ _OK = RowStatus.OK
 _PLAIN = bytes([TokenOrigin.PLAIN])
 _RECOVERED = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.RECOVERED]) for accepted in range(MAX_NUM_TOKENS)]
 _BONUS = [bytes([TokenOrigin.ACCEPTED] * accepted + [TokenOrigin.BONUS]) for accepted in range(MAX_NUM_TOKENS + 1)]
-_MAX_SETBACKS = 5
 
 
 def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
@@ -126,7 +126,7 @@ def _preempt_newest(lane: "Lane") -> None:
     sequence = max(lane.running, key=lambda candidate: candidate.order)
     if len(lane.running) == 1:
         sequence.num_setbacks += 1
-        if sequence.num_setbacks > _MAX_SETBACKS:
+        if sequence.num_setbacks > MAX_SETBACKS:
             _give_up_blocks(lane, sequence)
         return
     lane.counters.num_preemptions += 1

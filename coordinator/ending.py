@@ -51,7 +51,7 @@ def fail_request(admission: "Admission", request: Request, error: SpecwireError)
     for sequence in unfinished:
         _leave(admission, sequence)
         admission.telemetry.sequence_ended(sequence, "error", error)
-    admission.telemetry.request_failed(request, error)
+    admission.telemetry.request_failed(error)
     request.sink.fail(error_status(error))
     for _ in unfinished:
         request.choice_ended()
@@ -64,6 +64,7 @@ def progress_of(request: Request) -> str:
 
 
 def error_status(error: SpecwireError) -> ErrorStatus:
+    """What a client is told of an error that ends a choice, a request or one of a batch."""
     return ErrorStatus(status_code(error).value[0], str(error), error.retry_after_ms)
 
 

@@ -57,7 +57,6 @@ class DraftLink:
         self._round = 0
         self._asked_round = 0
         self._asked_size = (0, 0)
-        self._asked_at = 0.0
         self.asked_ns = 0
         self._wait_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -163,6 +162,7 @@ class DraftLink:
                     self._lose(InternalError(f"{type(error).__name__}: {error}"))
                 await backoff.wait()
         finally:
+            self._answered()
             if self._stream is not None:
                 self._stream.close()
             await peer.close()
@@ -238,7 +238,7 @@ class DraftLink:
         loop = asyncio.get_running_loop()
         self._asked_round = self._round
         self._asked_size = num_draft_tokens, num_sequences
-        self._asked_at, self.asked_ns = loop.time(), time.monotonic_ns()  # the loop's own time may be milliseconds old
+        self.asked_ns = time.monotonic_ns()  # the loop's own time may be milliseconds old
         self._wait_s = self.drafter.wait_s(num_draft_tokens, num_sequences)
         self._countdown = self._last_countdown = countdown
         countdown.add()
@@ -262,7 +262,7 @@ class DraftLink:
             f"late {self.drafter.address}", "lane %d: drafter %s did not answer within %.1f ms; its %d sequences go on without drafts",
             lane.index, self.drafter.address, 1000 * self._wait_s, self._asked_size[1],
         )  # fmt: skip
-        lane.telemetry.draft_missed(self, self._asked_at, self._wait_s)
+        lane.telemetry.draft_missed(self)
         self._answered()
         self._timer = asyncio.get_running_loop().call_later(_HUNG_S, self._give_up)
 
@@ -286,11 +286,11 @@ class DraftLink:
                 # One round at a time is asked: the answer to it will not come any more.
                 raise InternalError(f"round {result.round} was answered, but round {self._asked_round} was asked; the stream starts over")
             return
+        reply_s = (time.monotonic_ns() - self.asked_ns) / 1e9
         if result.round:
-            self.lane.telemetry.drafted(self, result, self._asked_at)
+            self.lane.telemetry.drafted(self, result)
         take_rows(self, result.rows, is_asked=result.round > 0)
         if result.round:
-            reply_s = asyncio.get_running_loop().time() - self._asked_at
             self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
             self._asked_round = 0
             self._answered()

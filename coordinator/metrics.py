@@ -202,4 +202,7 @@ class Metrics:
 
 def _add(peers: dict[str, Value], address: str, make: type[Value]) -> Value:
     """The peer's new entry, or the one that late comers share."""
-    return peers.setdefault(address if len(peers) < MAX_PEERS else OTHER, make())
+    key = address if len(peers) < MAX_PEERS else OTHER
+    if key not in peers:
+        peers[key] = make()
+    return peers[key]

@@ -13,8 +13,9 @@ from typing import Protocol
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
 from specwire.pending import RequestSink
-from specwire.rpc import error_from_status, status_code
+from specwire.rpc import error_from_status
 
+from .ending import error_status
 from .engine import RequestHandle
 from .metrics import Metrics
 from .outbox import Outbox, SessionSink
@@ -114,7 +115,7 @@ class SessionStream:
     def refuse(self, stream_id: int, error: SpecwireError) -> None:
         """Tells the client why a start failed. A live request of the same id goes on, so only without one the id is done."""
         self._engine.metrics.refused(error)
-        self._refused.append(SessionEvent(stream_id, error=_error_status(error), done=stream_id not in self._live))
+        self._refused.append(SessionEvent(stream_id, error=error_status(error), done=stream_id not in self._live))
         self._wake.set()
 
     async def wait_for_room(self) -> None:
@@ -233,7 +234,7 @@ class BatchStream:
                 if isinstance(error, ResourceExhaustedError) and self._live:
                     return
                 self._engine.metrics.refused(error)
-                self._results.append(BatchResult(index, [], _error_status(error)))
+                self._results.append(BatchResult(index, [], error_status(error)))
             self._waiting.popleft()
 
     def _add_result(self, index: int, sink: RequestSink) -> None:
@@ -241,7 +242,3 @@ class BatchStream:
         choices = sorted((pending.to_delta() for pending in sink.take()), key=lambda choice: choice.index)
         self._results.append(BatchResult(index, choices, sink.error))
         self._wake.set()
-
-
-def _error_status(error: SpecwireError) -> ErrorStatus:
-    return ErrorStatus(status_code(error).value[0], str(error), error.retry_after_ms)

@@ -79,11 +79,11 @@ class Telemetry:
         """
         self.metrics.committed(lane, round_, result, gaps)
 
-    def drafted(self, link: "DraftLink", result: DraftResult, asked_at_s: float) -> None:
-        """A drafter has answered what it was asked at asked_at_s (loop time)."""
+    def drafted(self, link: "DraftLink", result: DraftResult) -> None:
+        """A drafter has answered what it was asked at link.asked_ns."""
         self.metrics.drafted(link, result)
 
-    def draft_missed(self, link: "DraftLink", asked_at_s: float, waited_s: float) -> None:
+    def draft_missed(self, link: "DraftLink") -> None:
         """A drafter did not answer in time; the step goes on without it."""
         self.metrics.draft_missed(link)
 
@@ -93,8 +93,8 @@ class Telemetry:
         if self.spans is not None:
             self.spans.sequence_ended(sequence, reason, error)
 
-    def request_failed(self, request: "Request", error: SpecwireError) -> None:
-        """All choices that are left end with this error."""
+    def request_failed(self, error: SpecwireError) -> None:
+        """All choices that were left of a request have ended with this error."""
         self.metrics.request_failed(error)
 
     def request_ended(self, request: "Request") -> None:

@@ -185,3 +185,17 @@ async def test_found_peers_that_do_not_match_keep_nobody_from_starting() -> None
         assert "weights_hash is 'others'" in cluster.engine.ready.reason
         await cluster.submit(PROMPT, seed=1, max_tokens=50).check()
         assert (cluster.drafters[0].num_rows > 0, cluster.drafters[1].num_rows) == (True, 0)
+
+
+async def test_a_lane_that_is_forgotten_gives_up_what_it_waits_for() -> None:
+    """Its links' timers too: nothing stirs for a lane that is gone."""
+    async with Cluster([VerifierScript()], [DrafterScript()], discovered=True, discovery_interval_s=0.05, min_draft_wait_ms=20.0) as cluster:
+        await cluster.all_there()
+        [link] = cluster.engine.lanes[0].links
+        cluster.drafters[0].script.delay_s = 3600.0
+        cluster.submit(PROMPT, seed=1, max_tokens=40)
+        await cluster.until(lambda: link.is_late)
+        await cluster.kill_verifier(0)
+        cluster.list_verifiers()
+        await cluster.until(lambda: not cluster.engine.lanes)
+        await until(lambda: link._timer is None)
