@@ -75,6 +75,7 @@ class Drill:
                 await self._stack.wait_restarted(container, restarts)
                 await self._until(lambda status, wanted=wanted: _members(status) == wanted and self._is_busy(status))
                 seconds = time.monotonic() - started_s
+                await asyncio.wait_for(self._load.hear_all(), _BACK_S)
                 phase = self._load.next_phase()
                 kills.append({"container": container, "back_s": round(seconds, 1), **phase.figures()})
                 self._expect(phase.different == 0 and not phase.errors, f"after {container} was killed: {phase.figures()}")

@@ -62,6 +62,8 @@ class Load:
         self._expected: list[list[int]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._silent: set[int] = set()
+        self._all_heard = asyncio.Event()
         self.phase = Phase()
 
     async def learn(self) -> int:
@@ -80,6 +82,12 @@ class Load:
         ended, self.phase = self.phase, Phase()
         return ended
 
+    async def hear_all(self) -> None:
+        """Returns once every stream has had an event from here on."""
+        self._silent = set(range(self.num_streams))
+        self._all_heard.clear()
+        await self._all_heard.wait()
+
     async def stop(self) -> Phase:
         """Lets the running requests end."""
         self._stopping = True
@@ -97,14 +105,14 @@ class Load:
             if self._stopping:
                 return
             try:
-                await self._ask(case)
+                await self._ask(index, case)
             except UnavailableError as error:
                 self.phase.unavailable.append(str(error))
                 await self._client.wait_ready(300.0)
             except SpecwireError as error:
                 self.phase.errors.append(f"{type(error).__name__}: {error}")
 
-    async def _ask(self, case: int) -> None:
+    async def _ask(self, index: int, case: int) -> None:
         prompt, params = self._cases[case]
         token_ids: list[int] = []
         last_s = time.monotonic()
@@ -112,6 +120,9 @@ class Load:
             now_s = time.monotonic()
             self.phase.longest_gap_s = max(self.phase.longest_gap_s, now_s - last_s)
             last_s = now_s
+            self._silent.discard(index)
+            if not self._silent:
+                self._all_heard.set()
             self.phase.tokens += len(event.token_ids)
             token_ids += event.token_ids
         self.phase.answers += 1
