@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from specwire.errors import SpecwireError
 from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason, TokenLogprobs
-from specwire.rpc import status_code
+from specwire.statuses import status_code
 
 from .sequence import Request, Sequence
 

@@ -11,7 +11,7 @@ from specwire.errors import SpecwireError
 from specwire.messages import DraftResult, VerifyResult
 from specwire.metrics import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.policy.cost import verify_ms
-from specwire.rpc import status_code
+from specwire.statuses import status_code
 from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 

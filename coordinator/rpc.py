@@ -13,7 +13,8 @@ from specwire.channel import ChannelSource
 from specwire.config import CoordinatorConfig
 from specwire.errors import InternalError, SpecwireError, UnavailableError
 from specwire.messages import ServiceDescription, TokenizerSpec
-from specwire.rpc import error_from_rpc, open_channel
+from specwire.rpc import open_channel
+from specwire.statuses import error_from_rpc
 from specwire.tls import TlsOptions, client_tls, explain_handshake
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify

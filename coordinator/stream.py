@@ -13,7 +13,7 @@ from typing import Protocol
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionEvent, SessionUpdate, StreamDelta
 from specwire.pending import RequestSink
-from specwire.rpc import error_from_status
+from specwire.statuses import error_from_status
 
 from .ending import error_status
 from .engine import RequestHandle

@@ -1,4 +1,4 @@
-"""gRPC set-up that every service and client shares: channels, servers, health, reflection, and errors as statuses."""
+"""gRPC set-up that every service and client shares: channels, servers, health and reflection."""
 
 import asyncio
 import logging
@@ -15,10 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from specwire import errors
 from specwire.channel import MarkedChannel, Metadata
 from specwire.messages import ServiceDescription
-from specwire.statuses import ErrorInterceptor
-from specwire.statuses import error_from_rpc as error_from_rpc
-from specwire.statuses import error_from_status as error_from_status
-from specwire.statuses import status_code as status_code
+from specwire.statuses import ErrorInterceptor, error_from_rpc
 from specwire.tls import ServerCertificates, ServerTls, TlsOptions, channel_credentials
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify

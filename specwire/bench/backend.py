@@ -11,8 +11,8 @@ from specwire.client import AsyncClient
 from specwire.client.generation import Deadline, Retries
 from specwire.errors import SpecwireError
 from specwire.messages import ChoiceDelta, GenerateRequest
-from specwire.rpc import error_from_status
 from specwire.sampling_params import SamplingParams
+from specwire.statuses import error_from_status
 
 
 def grpc_backend(

@@ -10,7 +10,7 @@ from typing import IO, Any
 from specwire.cli.generate import result_object
 from specwire.client import Chat, GenerationResult, Prompt
 from specwire.errors import InvalidArgumentError, SpecwireError
-from specwire.rpc import status_code
+from specwire.statuses import status_code
 
 _PROMPTS = ("prompt", "prompt_token_ids", "messages")
 

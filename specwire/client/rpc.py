@@ -7,7 +7,7 @@ import grpc
 
 from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
 from specwire.messages import CoordinatorStatus, SessionStart, SessionUpdate, TokenizerSpec
-from specwire.rpc import error_from_rpc
+from specwire.statuses import error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate

@@ -10,7 +10,7 @@ from specwire.client.rpc import PackedStart, SessionCall, pack_start
 from specwire.errors import InternalError, ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, SessionStart, SessionUpdate
 from specwire.pending import RequestSink
-from specwire.rpc import error_from_status
+from specwire.statuses import error_from_status
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from specwire.client.home import Home
 from specwire.client.results import Choice, GenerationResult, StreamEvent
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
 from specwire.messages import ChoiceDelta, FinishReason, SpecStats, TokenOrigin, Usage
-from specwire.rpc import error_from_status
+from specwire.statuses import error_from_status
 
 if TYPE_CHECKING:
     from specwire.tokenizer import IncrementalDecoder

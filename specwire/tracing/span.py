@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from specwire.rpc import status_code
+from specwire.statuses import status_code
 
 AttributeValue = str | bool | int | float | Sequence[str] | Sequence[int]
 Attributes = Mapping[str, AttributeValue]

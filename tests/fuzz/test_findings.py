@@ -8,8 +8,9 @@ import pytest
 
 from specwire.errors import InvalidArgumentError, UnavailableError
 from specwire.messages import GenerateRequest
-from specwire.rpc import error_from_rpc, open_channel
+from specwire.rpc import open_channel
 from specwire.sampling_params import SamplingParams
+from specwire.statuses import error_from_rpc
 from specwire.wire import generate
 from tests.coordinator.scripted_engine import ScriptedEngine
 from tests.coordinator.serving import serving

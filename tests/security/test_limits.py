@@ -17,8 +17,9 @@ from specwire.channel import bearer
 from specwire.client import AsyncClient
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
 from specwire.messages import GenerateRequest, SessionStart
-from specwire.rpc import error_from_rpc, is_serving, open_channel
+from specwire.rpc import is_serving, open_channel
 from specwire.sampling_params import SamplingParams
+from specwire.statuses import error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from specwire.wire import generate
