@@ -12,7 +12,6 @@ from specwire.tls import FileWatch, TlsOptions
 
 logger = logging.getLogger(__name__)
 
-API_KEY_VARIABLE = "SPECWIRE_API_KEY"
 Metadata = tuple[tuple[str, str], ...]
 
 

@@ -12,6 +12,12 @@ Config = TypeVar("Config")
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_PORT = 50050
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+"""Where the coordinator serves, and clients call, if nobody says otherwise."""
+DEFAULT_FILE = "specwire.yaml"
+FILE_VARIABLE = "SPECWIRE_CONFIG"
+ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
+API_KEY_VARIABLE = "SPECWIRE_API_KEY"
 _MAX_SOCKET_PATH_BYTES = 107
 _MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
 _MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
@@ -99,7 +105,7 @@ class DrafterConfig:
 class CoordinatorConfig:
     """The coordinator's section."""
 
-    listen: tuple[str, ...] = option((f"127.0.0.1:{DEFAULT_PORT}",), "addresses to serve on: host:port or unix:path", lowest_port=0)
+    listen: tuple[str, ...] = option((DEFAULT_ADDRESS,), "addresses to serve on: host:port or unix:path", lowest_port=0)
     verifiers: tuple[str, ...] = option((), "verifier addresses, one lane each; a host name stands for all its replicas", lowest_port=1)
     drafters: tuple[str, ...] = option((), "drafter addresses, names alike; none = plain decoding", lowest_port=1)
     discovery_interval_s: float = option(2.0, "seconds between two look-ups of the host names of verifiers and drafters", low=0.05, high=5)
@@ -152,7 +158,7 @@ class UpConfig:
 class ClientConfig:
     """What the commands that call a coordinator read."""
 
-    address: str = option(f"127.0.0.1:{DEFAULT_PORT}", "the coordinator: host:port or unix:path", lowest_port=1)
+    address: str = option(DEFAULT_ADDRESS, "the coordinator: host:port or unix:path", lowest_port=1)
 
     def __post_init__(self) -> None:
         _check_fields(self)

@@ -10,13 +10,11 @@ from typing import Any
 
 import yaml
 
-from specwire.config import ClientConfig, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
+from specwire.config import DEFAULT_FILE, FILE_VARIABLE, ClientConfig, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, ListedDrafter, Problem, Setting, Source
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
 
-DEFAULT_FILE = "specwire.yaml"
-FILE_VARIABLE = "SPECWIRE_CONFIG"
 SECTIONS: Mapping[str, type] = {
     "verifier": VerifierConfig,
     "drafter": DrafterConfig,

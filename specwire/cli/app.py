@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from specwire.config import DEFAULT_FILE, FILE_VARIABLE
 from specwire.errors import SpecwireError
 
 # They read the file themselves.
@@ -50,7 +51,7 @@ def specwire(
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
     """Options of every command; --version acts in its callback."""
-    if context.invoked_subcommand in _WITHOUT_CLIENT or not (os.environ.get("SPECWIRE_CONFIG") or os.path.exists("specwire.yaml")):
+    if context.invoked_subcommand in _WITHOUT_CLIENT or not (os.environ.get(FILE_VARIABLE) or os.path.exists(DEFAULT_FILE)):
         return
     from specwire.cli.sources import client_defaults
 

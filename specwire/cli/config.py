@@ -17,15 +17,14 @@ from specwire.cli.connection import ConnectionOptions, make_client
 from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
 from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
-from specwire.config import format_value
-from specwire.config_file import DEFAULT_FILE, FILE_VARIABLE, SECTIONS, find_config_file, read_config_file
+from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE, format_value
+from specwire.config_file import SECTIONS, find_config_file, read_config_file
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.schedule import describe_gaps
 
-ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 _WIDTH = 140  # columns of tables where there is no terminal
 
 

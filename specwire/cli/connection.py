@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specwire.config import DEFAULT_PORT, check_both
+from specwire.config import ADDRESS_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS, check_both
 
 if TYPE_CHECKING:
     from specwire.client import AsyncClient, Client
     from specwire.tls import TlsOptions
 
-DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 PUBLIC_CA = "public"
 
-Address = Annotated[str, typer.Option(envvar="SPECWIRE_ADDRESS", help="The coordinator: host:port or unix:path.")]
+Address = Annotated[str, typer.Option(envvar=ADDRESS_VARIABLE, help="The coordinator: host:port or unix:path.")]
 ApiKey = Annotated[
-    str, typer.Option(envvar="SPECWIRE_API_KEY", show_default=False, help="API key, if the coordinator needs one; better in the environment.")
+    str, typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="API key, if the coordinator needs one; better in the environment.")
 ]
 TlsCa = Annotated[
     str,

@@ -19,7 +19,7 @@ from specwire import rpc
 from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
 from specwire.cli.stack import Stack, StackOptions, plan_stack
-from specwire.config import DEFAULT_PORT, CoordinatorConfig
+from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
@@ -113,8 +113,8 @@ def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
     """Two first calls, ready to be pasted, but for keys that only the caller has."""
     host, separator, port = coordinator.listen[0].rpartition(":")
     address = f"{_LOOPBACK.get(host, host)}{separator}{port}"
-    options, arguments, imports, key = "", [], "", "SPECWIRE_API_KEY=... " if coordinator.api_keys else ""
-    if address != f"127.0.0.1:{DEFAULT_PORT}":
+    options, arguments, imports, key = "", [], "", f"{API_KEY_VARIABLE}=... " if coordinator.api_keys else ""
+    if address != DEFAULT_ADDRESS:
         options, arguments = f" --address {address}", [repr(address)]
     if coordinator.tls_cert:
         own = [" --tls-cert CERT --tls-key KEY", ", 'CERT', 'KEY'"] if coordinator.tls_client_auth else ["", ""]

@@ -1,11 +1,12 @@
 """The client SDK: text or token ids in, text and token ids out, from a coordinator's address alone."""
 
-from specwire.client.aio import DEFAULT_ADDRESS, AsyncClient
+from specwire.client.aio import AsyncClient
 from specwire.client.batch import AsyncBatch
 from specwire.client.prompts import Chat, Prompt
 from specwire.client.results import Choice, GenerationResult, StreamEvent
 from specwire.client.stream import AsyncTokenStream
 from specwire.client.sync import Batch, Client, TokenStream
+from specwire.config import DEFAULT_ADDRESS
 
 __all__ = [
     "DEFAULT_ADDRESS",

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specwire.channel import API_KEY_VARIABLE, bearer
-from specwire.client.arguments import check_concurrency, make_params, params_of_batch
+from specwire.channel import bearer
+from specwire.client.arguments import DEFAULT_CONCURRENCY, check_concurrency, make_params, params_of_batch
 from specwire.client.batch import AsyncBatch
 from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Generation, Retries
@@ -18,7 +18,7 @@ from specwire.client.results import GenerationResult
 from specwire.client.rpc import fetch_status
 from specwire.client.session import LiveRequest
 from specwire.client.stream import AsyncTokenStream, read_result
-from specwire.config import DEFAULT_PORT
+from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS
 from specwire.errors import DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import CoordinatorStatus, GenerateRequest
 from specwire.rpc import wait_serving
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-DEFAULT_CONCURRENCY = 256
-"""Prompts of a batch on the way at once: more than most verifiers run, and a quarter of the coordinator's default queue."""
 
 
 class AsyncClient:

@@ -8,6 +8,8 @@ from typing import Any
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
+DEFAULT_CONCURRENCY = 256
+"""Prompts of a batch on the way at once: more than most verifiers run, and a quarter of the coordinator's default queue."""
 _NAMES = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
@@ -44,7 +46,8 @@ def params_of_batch(params: SamplingParams | Sequence[SamplingParams] | None, ch
 def check_concurrency(max_concurrency: int) -> int:
     """The number itself. Raises InvalidArgumentError if it is no positive integer."""
     if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
-        raise InvalidArgumentError(f"max_concurrency is {max_concurrency!r}, but must be an integer of at least 1; 256 is the default")
+        text = f"max_concurrency is {max_concurrency!r}, but must be an integer of at least 1"
+        raise InvalidArgumentError(f"{text}; {DEFAULT_CONCURRENCY} is the default")
     return max_concurrency
 
 

@@ -9,10 +9,12 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from specwire.client.aio import DEFAULT_ADDRESS, DEFAULT_CONCURRENCY, AsyncClient
+from specwire.client.aio import AsyncClient
+from specwire.client.arguments import DEFAULT_CONCURRENCY
 from specwire.client.batch import Outcome
 from specwire.client.prompts import Chat, Prompt
 from specwire.client.results import GenerationResult, StreamEvent
+from specwire.config import DEFAULT_ADDRESS
 from specwire.errors import FailedPreconditionError, UnavailableError
 from specwire.messages import CoordinatorStatus
 from specwire.sampling_params import SamplingParams

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.cli.connection import DEFAULT_ADDRESS, Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
+from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
+from specwire.config import DEFAULT_ADDRESS
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a running coordinator.")
 app.add_typer(bench, name="bench")

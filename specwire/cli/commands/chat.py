@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.cli.connection import DEFAULT_ADDRESS, Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_client
+from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_client
+from specwire.config import DEFAULT_ADDRESS
 
 
 @app.command()

@@ -5,14 +5,12 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app
-from specwire.config import DEFAULT_PORT
+from specwire.config import DEFAULT_ADDRESS
 
 
 @app.command()
 def health(
-    address: Annotated[
-        str, typer.Argument(envvar="SPECWIRE_HEALTH_ADDRESS", help="Any service: host:port or unix:path.")
-    ] = f"127.0.0.1:{DEFAULT_PORT}",
+    address: Annotated[str, typer.Argument(envvar="SPECWIRE_HEALTH_ADDRESS", help="Any service: host:port or unix:path.")] = DEFAULT_ADDRESS,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
 ) -> None:
     """Ask a service for its health: status 0 if it serves, 1 if it does not or can't be reached."""
