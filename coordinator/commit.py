@@ -49,6 +49,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             sequence.num_cached_tokens = num_cached_tokens
         if not token_ids:
             continue
+        if len(token_ids) != num_accepted + 1 or num_accepted > len(drafts):
+            raise InternalError(f"a row with {len(drafts)} drafts was answered with {num_accepted} accepted ones and {len(token_ids)} tokens")
         if slot.is_prefilling:
             slot.is_prefilling = False
             lane.telemetry.prefilled(sequence, now_ns)

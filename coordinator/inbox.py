@@ -53,6 +53,8 @@ class Inbox:
         try:
             while True:
                 result = await stream.receive()
+                if result.draining and result.round:
+                    raise InternalError(f"it says that it is about to stop in the answer to round {result.round}, not in a message of its own")
                 if result.draining:
                     self._on_draining()
                 else:

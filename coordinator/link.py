@@ -277,6 +277,8 @@ class DraftLink:
 
     def _on_reply(self, result: DraftResult) -> None:
         counters = self.lane.counters
+        if result.draining and result.round:
+            raise InternalError(f"it says that it is about to stop in the answer to round {result.round}, not in a message of its own")
         if result.draining:
             self.is_draining, self.is_usable = True, False
             return

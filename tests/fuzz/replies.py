@@ -51,6 +51,9 @@ class _Changer:
                 for field, _ in changes.ListFields():
                     answer.ClearField(field.name)
                 answer.MergeFrom(changes)
+                if not answer.round:
+                    # A verifier that is about to stop is waited for until it does, and this one never would.
+                    answer.draining = False
             yield answer
 
 

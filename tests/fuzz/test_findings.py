@@ -7,19 +7,21 @@ import grpc
 import pytest
 
 from specwire.errors import InvalidArgumentError, UnavailableError
-from specwire.messages import GenerateRequest
+from specwire.messages import GenerateRequest, VerifyRowResult
 from specwire.rpc import open_channel
 from specwire.sampling_params import SamplingParams
 from specwire.statuses import error_from_rpc
+from specwire.v1 import drafter_pb2, verifier_pb2
 from specwire.wire import generate
 from tests.coordinator.scripted_engine import ScriptedEngine
 from tests.coordinator.serving import serving
 from tests.drafter.helpers import serve_drafter
+from tests.fuzz.replies import RepliesTarget
 from tests.fuzz.strategies import Conversation
 from tests.fuzz.targets import CoordinatorTarget
 from tests.scripted.cluster import Cluster
 from tests.scripted.collect import CollectingSink
-from tests.scripted.verifier import VerifierScript
+from tests.scripted.verifier import ScriptedVerifier, VerifierScript
 
 NO_MESSAGE = b"\x0a\xff"
 """A field that ends before it has begun."""
@@ -128,3 +130,38 @@ async def test_a_label_that_is_too_long_for_a_log() -> None:
         await cluster.ready()
         with pytest.raises(InvalidArgumentError, match="request_id has 257 characters"):
             cluster.engine.submit(GenerateRequest([5, 6], request_id="x" * 257), CollectingSink())
+
+
+@pytest.mark.parametrize("change", [{"num_accepted": 1}, {"num_accepted": 9}, {"token_ids": [5, 6, 7]}])
+async def test_a_verifier_that_miscounts(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was passed on: a token without an origin, or one too many."""
+    emit = ScriptedVerifier._emit
+    answers: list[None] = []
+
+    def miscount(self: ScriptedVerifier, *arguments: object) -> VerifyRowResult:
+        answers.append(None)
+        row = emit(self, *arguments)  # type: ignore[arg-type]
+        return row._replace(**change) if len(answers) == 3 else row
+
+    monkeypatch.setattr(ScriptedVerifier, "_emit", miscount)
+    async with Cluster() as cluster:
+        await cluster.ready()
+        await cluster.submit([5, 6], max_tokens=8, seed=1).check()
+        assert cluster.engine.counters.num_verifier_losses == 1
+
+
+@pytest.mark.parametrize("liar", ["verifier", "drafter"])
+async def test_a_peer_that_is_about_to_stop_in_the_middle_of_an_answer(liar: str, socket_dir: Path) -> None:
+    """Its round was waited for without end."""
+    target = RepliesTarget(liar)
+    kind = verifier_pb2.VerifyResponse if liar == "verifier" else drafter_pb2.DraftResponse
+    async with target.serve(socket_dir):
+        await target.check({2: kind(draining=True)})
+
+
+async def test_a_drafter_that_answers_another_round(socket_dir: Path) -> None:
+    """Was never asked again."""
+    target = RepliesTarget("drafter")
+    async with target.serve(socket_dir):
+        await target.check({1: drafter_pb2.DraftResponse(round=999)})
+        await target.check({1: drafter_pb2.DraftResponse(round=0, session=7)})
