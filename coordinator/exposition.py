@@ -1,10 +1,11 @@
 """The coordinator's metrics by name, and their values now."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 
 from specwire.messages import FinishReason, RowStatus
-from specwire.metrics import Kind, Metric, Sample
+from specwire.metrics import Metric, Sample, make_counter, make_gauge, make_histogram
 
 from .counters import Counters
 from .drafters import Drafter
@@ -12,7 +13,6 @@ from .engine import Engine
 from .link import DraftLink
 from .metrics import STREAM_KINDS, DrafterMetrics, LaneMetrics, Metrics, StepParts
 
-_PREFIX = "specwire_coordinator_"
 CAUSES = (
     "no_drafter", "drafter_timeout", "drafter_lost", "catching_up", "garbage",
     *(f"drafter_{status.name.lower()}" for status in (RowStatus.STALE, RowStatus.OUT_OF_BLOCKS, RowStatus.BAD)),
@@ -22,20 +22,9 @@ REASONS = tuple(reason.label for reason in FinishReason)
 FAILURES = ("deadline_exceeded", "unavailable")
 KEY_CAUSES = ("no_key", "unknown_key", "expired_key", "over_limit")
 REFUSALS = ("invalid_argument", "failed_precondition", "resource_exhausted", "unavailable", "unimplemented", "unauthenticated")
+"""The same of ended sequences, failed requests, API keys and refused requests."""
 
-
-def _counter(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}_total", Kind.COUNTER, text, labels)
-
-
-def _gauge(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}", Kind.GAUGE, text, labels)
-
-
-def _histogram(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}", Kind.HISTOGRAM, text, labels)
-
-
+_counter, _gauge, _histogram = partial(make_counter, "coordinator"), partial(make_gauge, "coordinator"), partial(make_histogram, "coordinator")
 COUNTS = {
     f"num_{what}": _counter(what, text)
     for what, text in (

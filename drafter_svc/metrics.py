@@ -2,25 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from specwire.messages import DraftRowResult, RowStatus
-from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+from specwire.metrics import STEP_BOUNDS, Histogram, Metric, Sample, make_counter, make_gauge, make_histogram
 from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 from .session import SequencePool
 
-_PREFIX = "specwire_drafter_"
-
-
-def _counter(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}_total", Kind.COUNTER, text, labels)
-
-
-def _gauge(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}", Kind.GAUGE, text, labels)
-
-
+_counter, _gauge, _histogram = partial(make_counter, "drafter"), partial(make_gauge, "drafter"), partial(make_histogram, "drafter")
 ROUNDS = _counter("rounds", "answered rounds: those with rows")
 ROWS = _counter("rows", "answered rows by their status", "status")
 DRAFT_TOKENS = _counter("draft_tokens", "draft tokens in answers")
@@ -29,15 +20,17 @@ STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lane
 FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
+BAD_TRACEPARENTS = _counter("bad_traceparents", "traceparents of rounds that name no span")
 READY = _gauge("ready", "1 once drafts can be asked for")
 STREAMS = _gauge("streams", "open Draft streams")
 OPEN = _gauge("open_sequences", "sequences open over all streams")
 MAX_OPEN = _gauge("max_sequences", "most sequences that may be open")
-DRAFTING = Metric(f"{_PREFIX}drafting_seconds", Kind.HISTOGRAM, "one batch of drafts: all rounds that waited")
-QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
+DRAFTING = _histogram("drafting_seconds", "one batch of drafts: all rounds that waited")
+QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, FAILED_RELOADS, SPANS, LOST_SPANS, READY, STREAMS, OPEN, MAX_OPEN, DRAFTING, QUEUE,
+    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, STREAMS, OPEN, MAX_OPEN,
+    DRAFTING, QUEUE,
 )  # fmt: skip
 
 
@@ -89,6 +82,7 @@ class DrafterMetrics:
             (FAILED_RELOADS, 0 if self.certificates is None else self.certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
+            (BAD_TRACEPARENTS, 0 if self._tracer is None else self._tracer.num_bad_traceparents),
             (READY, int(self.is_ready)),
             (STREAMS, self.num_streams),
             (OPEN, self._pool.max_num_seqs - self._pool.num_free),

@@ -1,27 +1,18 @@
 """The verifier's metrics: what they are called, what is measured around rounds, and their values now."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specwire.messages import RoundTiming, RowStatus
-from specwire.metrics import STEP_BOUNDS, Histogram, Kind, Metric, Sample
+from specwire.metrics import STEP_BOUNDS, Histogram, Metric, Sample, make_counter, make_gauge, make_histogram
 from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 if TYPE_CHECKING:  # brings torch
     from .verifier import Verifier
 
-_PREFIX = "specwire_verifier_"
-
-
-def _counter(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}_total", Kind.COUNTER, text, labels)
-
-
-def _gauge(what: str, text: str, *labels: str) -> Metric:
-    return Metric(f"{_PREFIX}{what}", Kind.GAUGE, text, labels)
-
-
+_counter, _gauge, _histogram = partial(make_counter, "verifier"), partial(make_gauge, "verifier"), partial(make_histogram, "verifier")
 ROUNDS = _counter("rounds", "rounds that were run, those without rows included")
 ROWS = _counter("rows", "answered rows by their status", "status")
 TOKENS = _counter("tokens", "tokens that went through the model")
@@ -37,17 +28,18 @@ FAULTS = _counter("faults", "rounds that failed for no reason of their own")
 FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
+BAD_TRACEPARENTS = _counter("bad_traceparents", "traceparents of rounds that name no span")
 READY = _gauge("ready", "1 once the model is loaded")
 HELD = _gauge("held", "1 while a coordinator holds this verifier")
 OPEN = _gauge("open_sequences", "open slots")
 BLOCKS = _gauge("kv_blocks", "KV blocks")
 BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks that can't be taken now")
-FORWARD = Metric(f"{_PREFIX}forward_seconds", Kind.HISTOGRAM, "running a round: planning its rows, forward pass, sampling, acceptance")
-QUEUE = Metric(f"{_PREFIX}queue_seconds", Kind.HISTOGRAM, "rounds waiting for those before them")
+FORWARD = _histogram("forward_seconds", "running a round: planning its rows, forward pass, sampling, acceptance")
+QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
     ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS,
-    FAILED_RELOADS, SPANS, LOST_SPANS, READY, HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
+    FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
 )  # fmt: skip
 
 
@@ -97,6 +89,7 @@ class VerifierMetrics:
             (FAILED_RELOADS, 0 if self.certificates is None else self.certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
+            (BAD_TRACEPARENTS, 0 if self._tracer is None else self._tracer.num_bad_traceparents),
             (READY, int(verifier is not None)),
             (HELD, int(self.is_held)),
             (OPEN, 0 if verifier is None else verifier.num_open_slots),

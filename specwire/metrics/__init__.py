@@ -4,8 +4,11 @@ Values are plain numbers that the service counts anyway. They are read when some
 every read is of one number, or a copy of a list or dictionary made at once, so that no lock is needed and no counter is seen going back.
 """
 
-from specwire.metrics.declare import Kind, Metric, Sample
+from specwire.metrics.declare import Kind, Metric, Sample, make_counter, make_gauge, make_histogram
 from specwire.metrics.histogram import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.metrics.serve import MetricsServer
 
-__all__ = ["LATENCY_BOUNDS", "NUM_TOKENS_BOUNDS", "STEP_BOUNDS", "Histogram", "Kind", "Metric", "MetricsServer", "Sample"]
+__all__ = [
+    "LATENCY_BOUNDS", "NUM_TOKENS_BOUNDS", "STEP_BOUNDS", "Histogram", "Kind", "Metric", "MetricsServer", "Sample",
+    "make_counter", "make_gauge", "make_histogram",
+]  # fmt: skip

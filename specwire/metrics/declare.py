@@ -41,6 +41,21 @@ class Metric:
         return tuple(f"{self.name}_{suffix}" for suffix in ("bucket", "sum", "count")) if self.kind is Kind.HISTOGRAM else (self.name,)
 
 
+def make_counter(service: str, what: str, text: str, *labels: str) -> Metric:
+    """Named specwire_<service>_<what>_total."""
+    return Metric(f"specwire_{service}_{what}_total", Kind.COUNTER, text, labels)
+
+
+def make_gauge(service: str, what: str, text: str, *labels: str) -> Metric:
+    """Named specwire_<service>_<what>."""
+    return Metric(f"specwire_{service}_{what}", Kind.GAUGE, text, labels)
+
+
+def make_histogram(service: str, what: str, text: str, *labels: str) -> Metric:
+    """Named specwire_<service>_<what>."""
+    return Metric(f"specwire_{service}_{what}", Kind.HISTOGRAM, text, labels)
+
+
 class Sample(NamedTuple):
     """One series of a family: a number, or a histogram as it is now."""
 

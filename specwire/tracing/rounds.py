@@ -24,7 +24,7 @@ def _make(
     for text in traceparents:
         parent = parse_traceparent(text)
         if parent is None:
-            tracer.num_bad_contexts += 1
+            tracer.num_bad_traceparents += 1
         elif parent.is_sampled:
             spans.append(
                 Span(

@@ -52,11 +52,11 @@ class Tracer:
         num_recorded: spans handed over.
         num_dropped: those of them that found the queue full, or the tracer closed.
         num_failed: those that could not be built, or that an exporter could not send.
-        num_bad_contexts: traceparents of rounds that name no span.
+        num_bad_traceparents: those of rounds that name no span.
     """
 
     def __init__(self, exporters: Sequence[Exporter], *, max_queued: int = _MAX_QUEUED, gather_s: float = _GATHER_S) -> None:
-        self.num_recorded = self.num_dropped = self.num_failed = self.num_bad_contexts = 0
+        self.num_recorded = self.num_dropped = self.num_failed = self.num_bad_traceparents = 0
         self._exporters = tuple(exporters)
         self._max_queued = max_queued
         self._gather_s = gather_s

@@ -64,6 +64,7 @@ async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
         "failed_certificate_reloads_total": 0,
         "spans_total": 0,
         "lost_spans_total": 0,
+        "bad_traceparents_total": 0,
         "ready": 1,
         "streams": 1,
         "open_sequences": 1,

@@ -83,6 +83,7 @@ async def test_rounds_rows_and_tokens(model: Decoder, socket_dir: Path) -> None:
             "failed_certificate_reloads_total": 0,
             "spans_total": 0,
             "lost_spans_total": 0,
+            "bad_traceparents_total": 0,
             "ready": 1,
             "held": 1,
             "open_sequences": 2,

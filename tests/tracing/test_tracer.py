@@ -241,7 +241,7 @@ def test_rounds_have_a_span_in_each_trace() -> None:
     assert [(s.trace_id, s.parent_id, s.is_parent_remote) for s in exporter.spans] == [(9, 5, True), (10, 7, True)]
     assert all((s.start_ns, s.end_ns, s.error) == (3_000_000, 7_000_000, ("INTERNAL", "x")) for s in exporter.spans)
     assert exporter.spans[0].attributes == {"specwire.lane": 4, "specwire.wait_ms": 2.0}
-    assert tracer.num_bad_contexts == 1
+    assert tracer.num_bad_traceparents == 1
 
 
 def test_collector_that_hangs_is_left_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
