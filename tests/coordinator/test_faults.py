@@ -285,6 +285,8 @@ async def test_a_fault_in_the_step_costs_a_reconnection_not_the_lane(monkeypatch
         monkeypatch.undo()
         await request.check()
         assert "ZeroDivisionError" in caplog.text
+        assert {type(fault) for fault in cluster.faults} == {ZeroDivisionError}
+        cluster.faults.clear()
 
 
 async def test_peers_that_accept_a_connection_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

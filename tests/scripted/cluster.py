@@ -49,6 +49,7 @@ class Cluster:
         self.verifiers = [ScriptedVerifier(dataclasses.replace(script)) for script in verifiers]
         self.drafters = [ScriptedDrafter(dataclasses.replace(script)) for script in drafters]
         self.num_steps = 0
+        self.faults: list[Exception] = []
         self._progress = asyncio.Event()
         self._network: _Network = GrpcNetwork() if grpc else InProcessNetwork()
         self._speculative = SpeculativeConfig(
@@ -89,6 +90,8 @@ class Cluster:
         await self.engine.stop(0)
         self.engine.check_integrity()
         await self._network.close()
+        if self.faults:
+            raise self.faults[0]  # the lane has survived it, so that nothing else need have noticed
 
     async def ready(self) -> "Cluster":
         while not self.engine.ready.is_ready:
@@ -165,9 +168,15 @@ class Cluster:
             self.advance()
 
     async def _checked_step(self, lane: Lane) -> None:
-        await step(lane)
-        self.num_steps += 1
-        self.engine.check_integrity()
+        try:
+            await step(lane)
+            self.num_steps += 1
+            self.engine.check_integrity()
+        except SpecwireError:
+            raise  # a peer's doing
+        except Exception as error:
+            self.faults.append(error)
+            raise
         self.advance()
 
 
