@@ -1,6 +1,6 @@
 """Ragged batches over one paged cache, and what attention over them should give."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,6 +63,11 @@ class Batch:
         query = torch.randn(int(starts[-1]), shape.num_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
         seq_lens = torch.tensor([seq_len for _, seq_len in segments], dtype=torch.int32, device="cuda")
         return cls(shape, segments, query, cache, starts.int().cuda(), seq_lens, tables)
+
+    def layers(self, count: int) -> list["Batch"]:
+        """The batch in so many layers: other queries, keys and values, the same block tables."""
+        caches = [random_cache(self.shape, (len(self.cache) - 1) * BLOCK_SIZE) for _ in range(count - 1)]
+        return [self, *(replace(self, query=torch.randn_like(self.query), cache=cache) for cache in caches)]
 
     @property
     def num_bytes(self) -> int:

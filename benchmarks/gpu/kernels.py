@@ -76,7 +76,7 @@ def _check_graph(shape: Shape, cache: torch.Tensor, num_requests: int, max_query
 
 
 def _attention_row(batch: Batch, bandwidth: float, tuning: AttentionTuning, max_query_len: int | None = None, rep_ms: int = 60) -> dict[str, Any]:
-    sets = [batch] + [Batch.random(batch.shape, batch.segments, batch.cache) for _ in range(num_sets(batch.num_bytes) - 1)]
+    sets = batch.layers(num_sets(batch.num_bytes))
     plan = batch.plan(tuning, max_query_len, len(batch.segments) * max_query_len if max_query_len else None)
     outputs = [torch.full_like(each.query, float("nan")) for each in sets]
     us = graph_us([partial(each.attend, plan, output) for each, output in zip(sets, outputs, strict=True)], rep_ms)
@@ -91,8 +91,8 @@ def time_attention(bandwidth: float) -> list[dict[str, Any]]:
     """Decode and verify batches of equal contexts, and of contexts spread over a factor of ten."""
     rows = []
     for shape, cases in ((LLAMA_8B, _DECODE), (LLAMA_1B, [(1, 576), (256, 576), (64, 8192)]), (SMOLLM2_135M, [(1, 576), (256, 576), (64, 8192)])):
-        cache = random_cache(shape, 2_200_000 if shape is LLAMA_8B else 600_000)
         for num_requests, context in cases:
+            cache = random_cache(shape, num_requests * context)
             for query_len, max_query_len in ((1, 1), (1, 9), (6, 9), (8, 8), (9, 9)):
                 batch = Batch.random(shape, [(query_len, context)] * num_requests, cache)
                 row = _attention_row(batch, bandwidth, AttentionTuning(), max_query_len)
@@ -132,13 +132,14 @@ def time_prefill(bandwidth: float) -> list[dict[str, Any]]:
 
 def sweep_attention(bandwidth: float) -> list[dict[str, Any]]:
     """Share of the copy bandwidth for each way to cut the work."""
-    cache = random_cache(LLAMA_8B, 600_000)
-    cases = [(64, 8192, 1, 1), (256, 576, 1, 1), (256, 576, 1, 9), (256, 576, 8, 8), (64, 8192, 8, 8), (1, 576, 1, 1), (8, 576, 1, 9)]
-    batches = [(Batch.random(LLAMA_8B, [(query_len, context)] * count, cache), bound) for count, context, query_len, bound in cases]
+    batches = [
+        (Batch.random(LLAMA_8B, [(query_len, context)] * count, random_cache(LLAMA_8B, count * context)), bound)
+        for count, context, query_len, bound in _SWEEP
+    ]
     rows = []
     for tuning in _TUNINGS:
         row: dict[str, Any] = {"tuning": repr(tuning)}
-        for (count, context, query_len, bound), (batch, _) in zip(cases, batches, strict=True):
+        for (count, context, query_len, bound), (batch, _) in zip(_SWEEP, batches, strict=True):
             result = _attention_row(batch, bandwidth, tuning, bound, rep_ms=25)
             row[f"{count}x{context} q{query_len}/{bound}"] = round(result["share_of_copy"], 3)
         rows.append(row)
@@ -146,22 +147,22 @@ def sweep_attention(bandwidth: float) -> list[dict[str, Any]]:
     return rows
 
 
+_SWEEP = [(64, 8192, 1, 1), (40, 8192, 1, 9), (20, 4096, 6, 9), (256, 576, 1, 1), (256, 576, 1, 9), (256, 576, 8, 8), (64, 8192, 8, 8)]
+_SWEEP += [(1, 576, 1, 1), (1, 576, 1, 9), (8, 576, 1, 9), (8, 576, 6, 9), (32, 576, 1, 9), (1, 32768, 1, 1)]
 _TUNINGS = [
     AttentionTuning(),
-    AttentionTuning(num_stages=4),
-    AttentionTuning(num_stages=7),
-    AttentionTuning(large_stages=5),
-    AttentionTuning(tile_rows=32),
-    AttentionTuning(tile_positions=32, num_stages=7, large_stages=5),
-    AttentionTuning(tile_positions=32, num_stages=7, large_stages=7),
-    AttentionTuning(tile_positions=128, num_stages=4, large_stages=3),
-    AttentionTuning(tile_positions=128, num_stages=5, large_stages=4, num_warps=8),
-    AttentionTuning(num_warps=2),
-    AttentionTuning(num_warps=8),
     AttentionTuning(target_items=33),
+    AttentionTuning(target_items=33, min_split=64),
+    AttentionTuning(target_items=33, min_split=192),
+    AttentionTuning(target_items=33, min_split=256),
+    AttentionTuning(target_items=48),
     AttentionTuning(target_items=132),
-    AttentionTuning(target_items=132, min_split=64),
-    AttentionTuning(min_split=256),
+    AttentionTuning(target_items=33, num_stages=4),
+    AttentionTuning(target_items=33, num_stages=7, large_stages=4),
+    AttentionTuning(target_items=33, tile_positions=32, num_stages=7, large_stages=5),
+    AttentionTuning(target_items=33, tile_positions=32, num_stages=9, large_stages=7),
+    AttentionTuning(target_items=33, num_warps=2),
+    AttentionTuning(target_items=33, tile_positions=32, num_stages=7, num_warps=2),
 ]
 
 

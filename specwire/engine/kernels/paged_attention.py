@@ -8,11 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from specwire.engine.kernels.work_list import RECORD, DeviceAttentionPlan
+from specwire.engine.kernels.work_list import RECORD, SMALL_ROWS, DeviceAttentionPlan
 
 _LOG2_E = 1.4426950408889634
 _MERGED_ROWS = 4
-_MERGED_SPLITS = 8
+_MERGED_SPLITS = 16
 
 
 def paged_attention(
@@ -41,7 +41,6 @@ def paged_attention(
         kv_cache,
         block_tables,
         plan.items,
-        plan.count,
         scratch.output,
         scratch.stats,
         scratch.arrived,
@@ -54,8 +53,8 @@ def paged_attention(
         KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        TILE_ROWS=tuning.tile_rows,
-        SMALL_ROWS=min(16, tuning.tile_rows),
+        TILE_ROWS=plan.tile_rows,
+        SMALL_ROWS=SMALL_ROWS,
         TILE_POSITIONS=tuning.tile_positions,
         RECORD=RECORD,
         MERGED_ROWS=_MERGED_ROWS,
@@ -72,7 +71,6 @@ def attend(
     kv_cache,
     block_tables,
     items,
-    count,
     partial_output,
     partial_stats,
     arrived,
@@ -97,8 +95,6 @@ def attend(
     """Grid (KV heads, items): neighbours read neighbouring memory."""
     head = tl.program_id(0)
     item = tl.program_id(1)
-    if item >= tl.load(count):
-        return
     record = items + item * RECORD
     query_start = tl.load(record)
     row_begin = tl.load(record + 2)
@@ -109,6 +105,8 @@ def attend(
     table = block_tables + tl.load(record + 6).to(tl.int64) * table_stride
     splits = tl.load(record + 7)
     num_splits = splits // 65536
+    if num_splits == 0:
+        return
     first_item = item - splits % 65536
     keys = kv_cache + head * HEAD_DIM
     stats_size = num_scratch_items * KV_HEADS * TILE_ROWS

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 
 RECORD = 8
-"""int32 numbers of an item: query_start, num_rows, row_begin, context_len, kv_begin, kv_end, request, num_splits * 65536 + split."""
+"""int32 numbers of an item: query_start, num_rows, row_begin, context_len, kv_begin, kv_end, request, num_splits * 65536 + split (0: no item)."""
+SMALL_ROWS = 16
+"""Tiles of at most this many rows, the fewest that the matrix units take, have a code path of their own."""
 _WRITERS = 16
 """Programs that write the list side by side; each derives the whole of it."""
 
@@ -17,7 +19,7 @@ class AttentionTuning:
     """How the attention kernel cuts its work; the defaults were measured on an H200 (docs/performance.md).
 
     Args:
-        tile_rows: rows (queries x heads of a group) of a large tile; a tile of at most 16 rows takes a smaller code path.
+        tile_rows: most rows (queries x heads of a group) of a tile.
         tile_positions: positions of keys and values that one loop iteration takes.
         target_items: into how many pieces the positions of a whole step are cut at least, for each KV head, if they are that many.
         min_split: fewest positions of a split, a multiple of tile_positions.
@@ -31,7 +33,7 @@ class AttentionTuning:
     target_items: int = 66
     min_split: int = 128
     num_stages: int = 5
-    large_stages: int = 4
+    large_stages: int = 5
     num_warps: int = 4
 
 
@@ -74,12 +76,11 @@ class DeviceAttentionPlan:
         self.scratch = scratch
         self.num_requests = num_requests
         self.group = num_heads // scratch.num_kv_heads
-        tiles = triton.cdiv(max_query_len * self.group, tuning.tile_rows)
-        max_tiles = min(num_requests * tiles, num_requests + max_num_tokens * self.group // tuning.tile_rows)
+        self.tile_rows = min(tuning.tile_rows, max(triton.next_power_of_2(max_query_len * self.group), SMALL_ROWS))
+        tiles = triton.cdiv(max_query_len * self.group, self.tile_rows)
+        max_tiles = min(num_requests * tiles, num_requests + max_num_tokens * self.group // self.tile_rows)
         self.max_items = max_tiles + tuning.target_items
-        device = scratch.output.device
-        self.items = torch.zeros((self.max_items, RECORD), dtype=torch.int32, device=device)
-        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self.items = torch.zeros((self.max_items, RECORD), dtype=torch.int32, device=scratch.output.device)
 
     def update(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> None:
         """Makes the list from cu_seqlens_q [num_requests + 1] and seq_lens [num_requests], int32 on the device; waits for nothing."""
@@ -89,11 +90,11 @@ class DeviceAttentionPlan:
             cu_seqlens_q,
             seq_lens,
             self.items,
-            self.count,
             self.num_requests,
+            self.max_items,
             REQUESTS=triton.next_power_of_2(self.num_requests),
             GROUP=self.group,
-            TILE_ROWS=tuning.tile_rows,
+            TILE_ROWS=self.tile_rows,
             TILE_POSITIONS=tuning.tile_positions,
             TARGET=tuning.target_items,
             MIN_SPLIT=tuning.min_split,
@@ -107,8 +108,8 @@ def write_items(
     cu_seqlens_q,
     seq_lens,
     items,
-    count,
     num_requests,
+    max_items,
     REQUESTS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -139,11 +140,9 @@ def write_items(
     whole = num_items - in_splits
     num_in_splits = tl.sum(in_splits, 0)
     first = tl.where(splits > 1, tl.cumsum(in_splits, 0) - in_splits, num_in_splits + tl.cumsum(whole, 0) - whole)
-    writer = tl.program_id(0)
-    if writer == 0:
-        tl.store(count, num_in_splits + tl.sum(whole, 0))
+    count = num_in_splits + tl.sum(whole, 0)
 
-    for item in range(writer, tl.max(num_items, 0), tl.num_programs(0)):
+    for item in range(tl.program_id(0), tl.max(num_items, 0), tl.num_programs(0)):
         mine = item < num_items
         split = item % splits
         row_begin = (tiles - 1 - item // splits) * TILE_ROWS  # the last rows see most positions: begin with them
@@ -158,3 +157,6 @@ def write_items(
         tl.store(record + 5, tl.minimum(kv_begin + split_size, seq_len - query_len + last_token + 1), mine)
         tl.store(record + 6, request, mine)
         tl.store(record + 7, splits * 65536 + split, mine)
+    for block in range(tl.program_id(0), tl.cdiv(max_items, REQUESTS), tl.num_programs(0)):
+        unused = block * REQUESTS + request
+        tl.store(items + unused * RECORD + 7, tl.zeros_like(unused), (unused >= count) & (unused < max_items))

@@ -100,10 +100,10 @@ def test_work_is_cut_to_equal_shares():
     plan = DeviceAttentionPlan(AttentionScratch(1, 16, DEVICE, TUNING), 4, 40, 36, 2)
     query_lens, seq_lens = [1, 2, 0, 36], [640, 48, 7, 36]
     cu_seqlens_q = torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+    plan.items.fill_(2**30)  # what an earlier step left
     plan.update(cu_seqlens_q, torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE))
-    count = int(plan.count)
-    assert count <= plan.max_items
-    items = plan.items[:count].tolist()
+    items = [item for item in plan.items.tolist() if item[7]]
+    assert len(items) == 9
     # The share is (40 + 3 + 3 * 3 tiles of positions) / 6 = 9 tiles, so the 40 tiles of the first request make 5 splits of 8.
     assert [(item[4], item[5], item[7]) for item in items if item[6] == 0] == [(128 * i, 128 * (i + 1), 5 * 65536 + i) for i in range(5)]
     assert [item[6] for item in items] == [0] * 5 + [1] + [3] * 3
