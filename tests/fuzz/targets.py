@@ -6,7 +6,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,18 @@ from hypothesis import strategies as st
 from coordinator.engine import Engine
 from coordinator.server import CoordinatorServer
 from specwire.config import CoordinatorConfig, DrafterConfig
-from specwire.messages import DraftCommit, DraftRound, DraftRow, GenerateRequest, Hello, SlotRef, VerifyRound
 from specwire.rpc import open_channel
-from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.wire import draft, generate, verify
 from tests.coordinator.serving import until
-from tests.drafter.helpers import open_request, serve_drafter
+from tests.drafter.helpers import serve_drafter
 from tests.fuzz.caller import TYPED, Caller, Outcome
+from tests.fuzz.good import SAMPLINGS, draft_conversation, request, verify_conversation
 from tests.fuzz.strategies import Conversation, conversations
 from tests.scripted.cluster import Cluster
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
-from tests.verifier.harness import PROMPT, Rounds, decode, describe, make_verifier, open_message, prefill, serve, tiny_model
+from tests.verifier.harness import describe, make_verifier, serve, tiny_model
 from verifier_svc.session import SessionGate
 
 _GOOD_EVERY = 5
@@ -134,7 +132,7 @@ class VerifyTarget(Target):
         self._verifier = make_verifier(
             tiny_model(), num_blocks=24, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, max_num_draft_tokens=4
         )
-        self.good = [_verify_conversation(sampling) for sampling in _SAMPLINGS]
+        self.good = [verify_conversation(sampling) for sampling in SAMPLINGS]
 
     @contextlib.asynccontextmanager
     async def serve(self, folder: Path) -> AsyncIterator[None]:
@@ -164,7 +162,7 @@ class DraftTarget(Target):
 
     def __init__(self) -> None:
         super().__init__()
-        self.good = [_draft_conversation()]
+        self.good = [draft_conversation()]
 
     @contextlib.asynccontextmanager
     async def serve(self, folder: Path) -> AsyncIterator[None]:
@@ -194,7 +192,7 @@ class CoordinatorTarget(Target):
         super().__init__()
         self._method = method
         self._is_real = is_real
-        requests = [_request(sampling) for sampling in _SAMPLINGS]
+        requests = [request(sampling) for sampling in SAMPLINGS]
         if method == "Generate":
             self.good = [[request] for request in requests]
             self.most = 1
@@ -283,50 +281,3 @@ class CoordinatorTarget(Target):
         return {"Generate": pb.GenerateResponse, "Session": pb.SessionResponse, "GenerateBatch": pb.GenerateBatchResponse}[self._method].FromString(
             response
         )
-
-
-_SAMPLINGS = (
-    SamplingParams(max_tokens=6, seed=1),
-    SamplingParams(max_tokens=6, seed=2, temperature=0.9, top_p=0.9, top_k=20, min_p=0.01, logprobs=2, frequency_penalty=0.5, repetition_penalty=1.2),
-    SamplingParams(
-        max_tokens=5, min_tokens=2, seed=3, temperature=1.0, n=2, stop_token_ids=(4,), logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 40)),
-        bad_words_token_ids=((7,), (8, 9)), max_draft_tokens=2, priority=1,
-    ),
-)  # fmt: skip
-
-
-def _request(sampling: SamplingParams) -> pb.GenerateRequest:
-    return generate.pack_request(GenerateRequest([5, 17, 33, 5, 17], sampling, request_id="fuzz", timeout_ms=60_000))
-
-
-def _verify_conversation(sampling: SamplingParams) -> list[Message]:
-    """Two sequences: prefills in one chunk and in two, drafts, a close."""
-    rounds = Rounds(make_verifier(tiny_model(), num_blocks=24, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, max_num_draft_tokens=4))
-    sampling = sampling.replace(n=1)
-    first, second = list(PROMPT), [4, 4, 9, 4, 4]
-    parts = [VerifyRound(1, 0, 0, hello=Hello("fuzz", 1, 2))]
-
-    def launch(rows: list, **fields: Any) -> list[list[int]]:
-        parts.append(rounds.build(rows, **fields))
-        return [row.token_ids for row in rounds.verifier.launch(parts[-1]).rows]
-
-    opens = [open_message(0, first, sampling), open_message(1, second, sampling)]
-    got = launch([prefill(0, 16), prefill(1, 3)], opens=opens)
-    first += got[0]
-    got = launch([decode(0, first, [3, 4]), prefill(1, 3)])
-    first, second = first + got[0], second + got[1]
-    got = launch([decode(0, first), decode(1, second, [5])])
-    launch([], closes=[SlotRef(0, 1), SlotRef(1, 1)])
-    return [verify.pack_round(part) for part in parts]
-
-
-def _draft_conversation() -> list[Message]:
-    first = DraftRound(1, 0, 0, hello=Hello("fuzz", 1, 2))
-    tokens = [5, 6, 7, 8, 5, 6]
-    parts = [
-        first,
-        replace(first, hello=None, round=1, opens=[open_request(tokens), open_request([9], slot=1)], rows=[DraftRow(0, 1, 6, 4, 0)]),
-        replace(first, hello=None, round=2, commits=[DraftCommit(0, 1, 6, [7, 8])], rows=[DraftRow(0, 1, 8, 4, 1), DraftRow(1, 1, 1, 2, 0)]),
-        replace(first, hello=None, round=3, closes=[SlotRef(0, 1)], rows=[DraftRow(1, 1, 1, 2, 2)]),
-    ]
-    return [draft.pack_round(part) for part in parts]
