@@ -8,6 +8,7 @@ import pytest
 
 from specwire.messages import DraftRow, RowStatus
 from specwire.rpc import is_serving, open_channel
+from tests.coordinator.serving import until
 
 from .helpers import DraftClient, describe, draft_stream, open_request, serve_drafter
 
@@ -33,7 +34,7 @@ async def test_all_streams_are_told_and_answered_until_they_leave(socket_dir: Pa
             second.cancel()
             async with asyncio.timeout(10):
                 await draining
-        assert server.worker.pool.num_free == 64
+        await until(lambda: server.worker.pool.num_free == 64)
 
 
 async def test_nobody_is_waited_for(socket_dir: Path) -> None:

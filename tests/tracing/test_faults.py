@@ -13,6 +13,7 @@ from tests.scripted.drafter import GARBAGE, DrafterScript
 from tests.scripted.verifier import VerifierScript
 from tests.tracing.collector import Seen, check_declared, check_tree, collecting
 
+pytestmark = pytest.mark.usefixtures("patient")
 NUM_REQUESTS = 60
 NUM_FAULTS = 25
 

@@ -13,6 +13,8 @@ from tests.scripted.verifier import VerifierScript
 from tests.tracing.collector import Collector
 from tests.tracing.requests import PROMPT, named, of, submit
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 async def test_a_late_drafter_shows(collector: Collector) -> None:
     script = DrafterScript()
@@ -150,8 +152,9 @@ def _before(function: Any, hook: Any) -> Any:
     return called
 
 
-async def test_a_hung_collector_changes_nothing(collector: Collector) -> None:
+async def test_a_hung_collector_changes_nothing(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests end, and so does the coordinator."""
+    monkeypatch.undo()  # not patient
     collector.released.clear()
     async with asyncio.timeout(60):
         async with Cluster(drafters=[DrafterScript()], min_draft_wait_ms=10_000, trace_endpoint=collector.address) as cluster:

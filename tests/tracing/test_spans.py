@@ -13,6 +13,7 @@ from tests.scripted.verifier import VerifierScript
 from tests.tracing.collector import Collector
 from tests.tracing.requests import PROMPT, named, of, submit
 
+pytestmark = pytest.mark.usefixtures("patient")
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
