@@ -14,12 +14,13 @@ from specwire.bench.backend import grpc_backend
 from specwire.bench.environment import describe_environment
 from specwire.bench.metrics import measure
 from specwire.bench.progress import show_progress, stop_on_interrupt
-from specwire.bench.report import check_output, make_console, write_json
+from specwire.bench.report import FILE_WIDTH, check_output, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
 from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, connect, run_loop
 from specwire.bench.serve_report import settings
 from specwire.bench.workload import Prompt, PromptLine, file_prompts, read_prompt_file
 from specwire.client import AsyncClient
+from specwire.console import make_console
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
@@ -114,7 +115,7 @@ def run_accept(options: AcceptOptions, make_client: Callable[[], AsyncClient]) -
     lines = choose_lines(read_prompt_file(options.prompts), options)
     environment = describe_environment()
     report = run_loop(_run(options, lines, make_client))
-    print_accept(make_console(), report)
+    print_accept(make_console(FILE_WIDTH), report)
     if options.output is not None:
         write_json(options.output, {"benchmark": "accept", **environment, "settings": settings(options), **to_json(report)})
     if report.interrupted:

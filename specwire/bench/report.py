@@ -23,15 +23,8 @@ _LATENCIES = {
     "e2el": "E2E latency (ms)",
     "wait": "held back by the client (ms)",
 }
-_FILE_WIDTH = 120
-
-
-def make_console() -> Console:
-    """For standard output; of a fixed width where that is no terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    return console
+FILE_WIDTH = 120
+"""Columns of tables where there is no terminal."""
 
 
 def print_serve(console: Console, metrics: ServeMetrics, settings: Sequence[tuple[str, str]]) -> None:

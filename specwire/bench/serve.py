@@ -11,13 +11,14 @@ from specwire.bench.backend import grpc_backend
 from specwire.bench.environment import describe_environment
 from specwire.bench.metrics import measure
 from specwire.bench.progress import show_progress, stop_on_interrupt
-from specwire.bench.report import check_output, make_console, print_differences, print_serve, write_json
+from specwire.bench.report import FILE_WIDTH, check_output, print_differences, print_serve, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
 from specwire.bench.serve_options import ServeOptions, plan_arrivals
 from specwire.bench.serve_report import ServeResult, make_report, setting_rows
 from specwire.bench.server_counts import Counts
 from specwire.bench.workload import Prompt, PromptLine, file_prompts, read_prompt_file, repeat, synthetic_prompts
 from specwire.client import AsyncClient
+from specwire.console import make_console
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import CoordinatorStatus
 from specwire.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ def run_serve(options: ServeOptions, make_client: Callable[[], AsyncClient]) -> 
     result = run_loop(_run(options, lines, make_client))
     run = result.run
     metrics = measure(run, options.percentiles, options.objective)
-    console = make_console()
+    console = make_console(FILE_WIDTH)
     print_serve(console, metrics, setting_rows(options, result))
     print_differences(console, Counts.of_records(run.records), result.server)
     if result.cpu_share > _MAX_CPU_SHARE:

@@ -20,6 +20,7 @@ from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
 from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE, format_value
 from specwire.config_file import SECTIONS, find_config_file, read_config_file
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
+from specwire.console import make_console
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
@@ -91,9 +92,7 @@ def run_show(named: str | None, overrides: Sequence[str], running: ConnectionOpt
         more = {} if clipped is None else {"clipped_by_coordinator": clipped}
         typer.echo(json.dumps(as_object(effective) | more, indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = make_console(_WIDTH)
     print_effective(console, effective)
     for line in clipped or ():
         console.print(f"clipped by the running coordinator: {line}", style="yellow", markup=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specwire.cli.connection import ConnectionOptions, make_client
 from specwire.cli.status_view import render
+from specwire.console import make_console
 from specwire.errors import DeadlineExceededError, UnavailableError
 from specwire.messages import CoordinatorStatus
 
@@ -26,9 +27,7 @@ def run_status(connection: ConnectionOptions, *, watch: bool, interval_s: float,
         UnavailableError: there is no coordinator; while watching it is waited for instead.
         SpecwireError: it refuses.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = make_console(_FILE_WIDTH)
     with make_client(connection) as client:
         if not watch:
             _print(console, _ask_once(client.get_status), None, as_json=as_json)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from specwire.console import make_console
 from specwire.errors import InvalidArgumentError
 from specwire.tracing.spec import SERVICE_PREFIX
 
@@ -64,9 +64,7 @@ def run_trace(path: Path, *, request_id: str, trace_id: str, last: bool) -> None
     Raises:
         InvalidArgumentError: there is no such file or trace.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = make_console(_FILE_WIDTH)
     spans, num_bad_lines = read_spans(path)
     traces = group(spans)
     if num_bad_lines:

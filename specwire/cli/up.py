@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from specwire import rpc
 from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
 from specwire.cli.stack import Stack, StackOptions, plan_stack
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig
+from specwire.console import make_console
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
@@ -86,9 +86,7 @@ async def _serve(supervisor: Supervisor, stack: Stack, with_demo: bool) -> None:
 
 async def _present(stack: Stack, with_demo: bool) -> None:
     """Reports what runs, answers the demo prompt, and says how to call."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = make_console(_FILE_WIDTH)
     verifiers, drafters = [], []
     for verifier in stack.verifiers:
         async with rpc.open_channel(verifier.listen[0]) as channel:
