@@ -10,22 +10,8 @@ from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
 from specwire.speculative_config import SpeculativeConfig
 
 SERVICES = (("Coordinator", CoordinatorConfig), ("Verifier", VerifierConfig), ("Drafter", DrafterConfig))
-DOCUMENTS = (
-    "README.md",
-    "docs/benchmarking.md",
-    "docs/client.md",
-    "docs/configuration.md",
-    "docs/commands.md",
-    "docs/deployment.md",
-    "docs/development.md",
-    "docs/design.md",
-    "docs/metrics.md",
-    "docs/performance.md",
-    "docs/scaling.md",
-    "docs/security.md",
-    "docs/tracing.md",
-    "benchmarks/README.md",
-)
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "benchmarks/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 
 
 def flag_row(field: "dataclasses.Field[object]") -> str:
