@@ -1,6 +1,6 @@
 """Checks every kernel of the engine against a wider reference on fresh random inputs, then times it beside its floor.
 
-`python -m benchmarks.gpu.kernels [--only attention-check attention prefill layer-ops sampling sweep] [--out FOLDER]`; each part is a file of results.
+`python -m benchmarks.gpu.kernels [--only PART ...] [--out FOLDER]`; each part is a file of results.
 """
 
 import argparse
@@ -147,23 +147,42 @@ def sweep_attention(bandwidth: float) -> list[dict[str, Any]]:
     return rows
 
 
-_SWEEP = [(64, 8192, 1, 1), (40, 8192, 1, 9), (20, 4096, 6, 9), (256, 576, 1, 1), (256, 576, 1, 9), (256, 576, 8, 8), (64, 8192, 8, 8)]
-_SWEEP += [(1, 576, 1, 1), (1, 576, 1, 9), (8, 576, 1, 9), (8, 576, 6, 9), (32, 576, 1, 9), (1, 32768, 1, 1)]
+_SWEEP = [(64, 8192, 1, 1), (64, 4096, 1, 1), (64, 4096, 8, 8), (64, 4096, 1, 9), (40, 8192, 1, 9), (20, 4096, 6, 9), (100, 2048, 1, 9)]
+_SWEEP += [(256, 576, 1, 1), (256, 576, 1, 9), (256, 576, 8, 8), (1, 576, 1, 1), (1, 576, 6, 9), (8, 576, 1, 9), (8, 576, 6, 9), (32, 576, 1, 9)]
+_SWEEP += [(1, 32768, 1, 1), (8, 8192, 6, 9)]
 _TUNINGS = [
     AttentionTuning(),
-    AttentionTuning(target_items=33),
-    AttentionTuning(target_items=33, min_split=64),
-    AttentionTuning(target_items=33, min_split=192),
-    AttentionTuning(target_items=33, min_split=256),
-    AttentionTuning(target_items=48),
-    AttentionTuning(target_items=132),
-    AttentionTuning(target_items=33, num_stages=4),
-    AttentionTuning(target_items=33, num_stages=7, large_stages=4),
-    AttentionTuning(target_items=33, tile_positions=32, num_stages=7, large_stages=5),
-    AttentionTuning(target_items=33, tile_positions=32, num_stages=9, large_stages=7),
-    AttentionTuning(target_items=33, num_warps=2),
-    AttentionTuning(target_items=33, tile_positions=32, num_stages=7, num_warps=2),
+    AttentionTuning(few_min_split=64),
+    AttentionTuning(few_min_split=128),
+    AttentionTuning(few_min_split=256),
+    AttentionTuning(few_min_split=320),
+    AttentionTuning(few_items=49, few_min_split=128),
+    AttentionTuning(many_items=132),
+    AttentionTuning(many_min_split=2048),
+    AttentionTuning(tile_positions=32, num_stages=7),
+    AttentionTuning(tile_rows=32),
 ]
+
+
+def sweep_prefill(bandwidth: float) -> list[dict[str, Any]]:
+    """TFLOP/s of chunks for several tiles."""
+    cache = random_cache(LLAMA_8B, 40_000)
+    batches = [Batch.random(LLAMA_8B, segments, cache) for segments in ([(512, 512)] * 64, [(2048, 2048)] * 16, [(2048, 32768)])]
+    batches.append(Batch.random(LLAMA_8B, [(2048, 4096)] + [(1, 500)] * 63, cache))
+    rows = []
+    for rows_of_tile, positions, stages, warps in (
+        (64, 64, 5, 4),
+        (128, 64, 5, 8),
+        (128, 64, 4, 4),
+        (128, 64, 3, 8),
+        (128, 128, 4, 8),
+        (128, 32, 5, 4),
+    ):
+        tuning = AttentionTuning(tile_rows=rows_of_tile, tile_positions=positions, large_stages=stages, num_warps=warps, many_min_split=4096)
+        results = [round(_attention_row(batch, bandwidth, tuning, rep_ms=25)["tflops"]) for batch in batches]
+        rows.append({"tuning": repr(tuning), "tflops": results})
+        print(list(rows[-1].values()), flush=True)
+    return rows
 
 
 def time_layer_ops(bandwidth: float) -> list[dict[str, Any]]:
@@ -236,13 +255,14 @@ _PARTS = {
     "layer-ops": time_layer_ops,
     "sampling": time_sampling,
     "sweep": sweep_attention,
+    "sweep-prefill": sweep_prefill,
 }
 
 
 def main() -> None:
     """Runs the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=_PARTS, default=[name for name in _PARTS if name != "sweep"])
+    parser.add_argument("--only", nargs="+", choices=_PARTS, default=[name for name in _PARTS if not name.startswith("sweep")])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", _RESULTS)))
     parser.add_argument("--commit", default="unknown", help="what is measured, where the machine has no checkout")
     arguments = parser.parse_args()
@@ -257,7 +277,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         write_report(arguments.out, name, arguments.commit, {"seed": seed, "copy_bytes_per_s": bandwidth, "rows": rows})
         print(f"{name}: {time.monotonic() - started:.0f} s")
-        if name != "sweep":
+        if not name.startswith("sweep"):
             header = list(dict.fromkeys(key for row in rows for key in row))
             print_table(header, [[_cell(row.get(key, "")) for key in header] for row in rows])
 

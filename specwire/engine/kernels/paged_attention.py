@@ -11,8 +11,7 @@ import triton.language as tl
 from specwire.engine.kernels.work_list import RECORD, SMALL_ROWS, DeviceAttentionPlan
 
 _LOG2_E = 1.4426950408889634
-_MERGED_ROWS = 4
-_MERGED_SPLITS = 16
+_MERGE_STAGES = 4
 
 
 def paged_attention(
@@ -57,8 +56,7 @@ def paged_attention(
         SMALL_ROWS=SMALL_ROWS,
         TILE_POSITIONS=tuning.tile_positions,
         RECORD=RECORD,
-        MERGED_ROWS=_MERGED_ROWS,
-        MERGED_SPLITS=_MERGED_SPLITS,
+        MERGE_STAGES=_MERGE_STAGES,
         STAGES=tuning.num_stages,
         LARGE_STAGES=tuning.large_stages,
         num_warps=tuning.num_warps,
@@ -87,8 +85,7 @@ def attend(
     SMALL_ROWS: tl.constexpr,
     TILE_POSITIONS: tl.constexpr,
     RECORD: tl.constexpr,
-    MERGED_ROWS: tl.constexpr,
-    MERGED_SPLITS: tl.constexpr,
+    MERGE_STAGES: tl.constexpr,
     STAGES: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
@@ -130,10 +127,16 @@ def attend(
         counter = arrived + first_item * KV_HEADS + head
         if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
             tl.store(counter, 0)
-            _merge(
-                partial_output, partial_stats, output, stats_size, query_start, row_begin, num_rows, num_splits, first_item, head,
-                GROUP, KV_HEADS, HEAD_DIM, TILE_ROWS, MERGED_ROWS, MERGED_SPLITS,
-            )  # fmt: skip
+            if SMALL_ROWS < TILE_ROWS and num_rows <= SMALL_ROWS:
+                _merge(
+                    partial_output, partial_stats, output, stats_size, query_start, row_begin, num_rows, num_splits, first_item, head,
+                    GROUP, KV_HEADS, HEAD_DIM, SMALL_ROWS, TILE_ROWS, MERGE_STAGES,
+                )  # fmt: skip
+            else:
+                _merge(
+                    partial_output, partial_stats, output, stats_size, query_start, row_begin, num_rows, num_splits, first_item, head,
+                    GROUP, KV_HEADS, HEAD_DIM, TILE_ROWS, TILE_ROWS, MERGE_STAGES,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -221,33 +224,29 @@ def _merge(
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Sums the splits of a tile, weighted by their maxima. Loads pass by the first-level cache: other multiprocessors wrote this."""
+    row = tl.arange(0, ROWS)
+    real = row < num_rows
     dim = tl.arange(0, HEAD_DIM)
-    for begin in range(0, num_rows, ROWS):
-        row = begin + tl.arange(0, ROWS)
-        real = row < num_rows
-        maximum = tl.full([ROWS], -1e30, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        result = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-        for first_split in range(0, num_splits, SPLITS):
-            split = first_split + tl.arange(0, SPLITS)
-            mask = (split < num_splits)[:, None] & real[None, :]
-            partial = (((first_item + split) * KV_HEADS + head) * TILE_ROWS)[:, None] + row[None, :]
-            maxima = tl.load(partial_stats + partial, mask, -1e30, cache_modifier=".cg")
-            totals = tl.load(partial_stats + stats_size + partial, mask, 0.0, cache_modifier=".cg")
-            pointer = partial_output + partial[:, :, None] * HEAD_DIM + dim[None, None, :]
-            results = tl.load(pointer, mask[:, :, None], 0.0, cache_modifier=".cg")
-            new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
-            decay = tl.exp2(maximum - new_maximum)
-            weight = tl.exp2(maxima - new_maximum[None, :])
-            total = total * decay + tl.sum(totals * weight, 0)
-            result = result * decay[:, None] + tl.sum(results * weight[:, :, None], 0)
-            maximum = new_maximum
-        query_row = (query_start + (row_begin + row) // GROUP).to(tl.int64)
-        query_head = head * GROUP + (row_begin + row) % GROUP
-        pointer = output + ((query_row * KV_HEADS * GROUP + query_head) * HEAD_DIM)[:, None] + dim[None, :]
-        tl.store(pointer, result / tl.maximum(total, 1e-30)[:, None], real[:, None])
+    maximum = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    result = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    for split in tl.range(0, num_splits, num_stages=STAGES):
+        partial = ((first_item + split) * KV_HEADS + head) * TILE_ROWS + row
+        split_maximum = tl.load(partial_stats + partial, real, -1e30, cache_modifier=".cg")
+        split_total = tl.load(partial_stats + stats_size + partial, real, 0.0, cache_modifier=".cg")
+        split_result = tl.load(partial_output + partial[:, None] * HEAD_DIM + dim[None, :], real[:, None], 0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, split_maximum)
+        decay = tl.exp2(maximum - new_maximum)
+        weight = tl.exp2(split_maximum - new_maximum)
+        total = total * decay + split_total * weight
+        result = result * decay[:, None] + split_result * weight[:, None]
+        maximum = new_maximum
+    query_row = (query_start + (row_begin + row) // GROUP).to(tl.int64)
+    query_head = head * GROUP + (row_begin + row) % GROUP
+    pointer = output + ((query_row * KV_HEADS * GROUP + query_head) * HEAD_DIM)[:, None] + dim[None, :]
+    tl.store(pointer, result / tl.maximum(total, 1e-30)[:, None], real[:, None])

@@ -21,8 +21,9 @@ class AttentionTuning:
     Args:
         tile_rows: most rows (queries x heads of a group) of a tile.
         tile_positions: positions of keys and values that one loop iteration takes.
-        target_items: into how many pieces the positions of a whole step are cut at least, for each KV head, if they are that many.
-        min_split: fewest positions of a split, a multiple of tile_positions.
+        few_items, few_min_split: steps of at most few_items tiles are cut into about that many pieces for each KV head, so that each
+            multiprocessor has about two programs; no piece is shorter than few_min_split positions, a multiple of tile_positions.
+        many_items, many_min_split: likewise for larger steps, whose pieces are small enough that none runs long after the others.
         num_stages, large_stages: depth of the software pipeline of small and large tiles. Block tables take a part of the stages: two tiles
             of keys and values are under way at 5, three at 7.
         num_warps: warps of a program.
@@ -30,8 +31,10 @@ class AttentionTuning:
 
     tile_rows: int = 64
     tile_positions: int = 64
-    target_items: int = 66
-    min_split: int = 128
+    few_items: int = 33
+    few_min_split: int = 192
+    many_items: int = 264
+    many_min_split: int = 1024
     num_stages: int = 5
     large_stages: int = 5
     num_warps: int = 4
@@ -47,8 +50,7 @@ class AttentionScratch:
     """
 
     def __init__(self, num_kv_heads: int, head_dim: int, device: torch.device | str, tuning: AttentionTuning) -> None:
-        # A request is split only if it has more than its share of the positions: fewer than target_items tiles are, and each adds one item more.
-        self.num_items = 2 * tuning.target_items
+        self.num_items = max(tuning.few_items, tuning.many_items)  # a split has at least its share of all positions: there can't be more
         self.tuning = tuning
         self.num_kv_heads = num_kv_heads
         self.output = torch.empty((self.num_items, num_kv_heads, tuning.tile_rows, head_dim), dtype=torch.float32, device=device)
@@ -60,7 +62,7 @@ class DeviceAttentionPlan:
     """The list of one step, in tensors of fixed size: a captured graph replays it with whatever lengths it then finds.
 
     The launch grid covers the most items that any step within the bounds can have; programs without one end at once. A request whose
-    positions are more than one part in `target_items` of the step's is split; a split writes its partial result, and the last one to
+    positions are two shares of the step's or more is split; a split writes its partial result, and the last one to
     finish merges them. Requests of length 0 have no items.
 
     Args:
@@ -79,7 +81,7 @@ class DeviceAttentionPlan:
         self.tile_rows = min(tuning.tile_rows, max(triton.next_power_of_2(max_query_len * self.group), SMALL_ROWS))
         tiles = triton.cdiv(max_query_len * self.group, self.tile_rows)
         max_tiles = min(num_requests * tiles, num_requests + max_num_tokens * self.group // self.tile_rows)
-        self.max_items = max_tiles + tuning.target_items
+        self.max_items = max_tiles + scratch.num_items
         self.items = torch.zeros((self.max_items, RECORD), dtype=torch.int32, device=scratch.output.device)
 
     def update(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> None:
@@ -96,8 +98,10 @@ class DeviceAttentionPlan:
             GROUP=self.group,
             TILE_ROWS=self.tile_rows,
             TILE_POSITIONS=tuning.tile_positions,
-            TARGET=tuning.target_items,
-            MIN_SPLIT=tuning.min_split,
+            FEW_ITEMS=tuning.few_items,
+            FEW_MIN=tuning.few_min_split // tuning.tile_positions,
+            MANY_ITEMS=tuning.many_items,
+            MANY_MIN=tuning.many_min_split // tuning.tile_positions,
             RECORD=RECORD,
             num_warps=4,
         )
@@ -114,8 +118,10 @@ def write_items(
     GROUP: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_POSITIONS: tl.constexpr,
-    TARGET: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
+    FEW_ITEMS: tl.constexpr,
+    FEW_MIN: tl.constexpr,
+    MANY_ITEMS: tl.constexpr,
+    MANY_MIN: tl.constexpr,
     RECORD: tl.constexpr,
 ):
     """Tiles of split requests first: they take longest, and their places in the list are their places in the scratch."""
@@ -130,10 +136,13 @@ def write_items(
 
     # In tiles of positions: int32 holds the sum for any batch that fits on a device.
     length = tl.cdiv(seq_len, TILE_POSITIONS)
-    share = tl.cdiv(tl.sum(tiles * length, 0), TARGET)
-    share = tl.maximum(share, MIN_SPLIT // TILE_POSITIONS)
-    splits = tl.maximum(tl.cdiv(length, share), 1)
-    split_size = tl.cdiv(length, splits) * TILE_POSITIONS
+    total = tl.sum(tiles * length, 0)
+    if tl.sum(tiles, 0) <= FEW_ITEMS:
+        share = tl.maximum(tl.cdiv(total, FEW_ITEMS), FEW_MIN)
+    else:
+        share = tl.maximum(tl.cdiv(total, MANY_ITEMS), MANY_MIN)
+    split_length = tl.maximum(tl.cdiv(length, tl.maximum(length // share, 1)), 1)
+    splits = tl.maximum(tl.cdiv(length, split_length), 1)
 
     num_items = tiles * splits
     in_splits = tl.where(splits > 1, num_items, 0)
@@ -147,14 +156,14 @@ def write_items(
         split = item % splits
         row_begin = (tiles - 1 - item // splits) * TILE_ROWS  # the last rows see most positions: begin with them
         last_token = (tl.minimum(row_begin + TILE_ROWS, num_rows) - 1) // GROUP
-        kv_begin = split * split_size
+        kv_begin = split * split_length * TILE_POSITIONS
         record = items + (first + item) * RECORD
         tl.store(record, query_start, mine)
         tl.store(record + 1, num_rows, mine)
         tl.store(record + 2, row_begin, mine)
         tl.store(record + 3, seq_len - query_len, mine)
         tl.store(record + 4, kv_begin, mine)
-        tl.store(record + 5, tl.minimum(kv_begin + split_size, seq_len - query_len + last_token + 1), mine)
+        tl.store(record + 5, tl.minimum(kv_begin + split_length * TILE_POSITIONS, seq_len - query_len + last_token + 1), mine)
         tl.store(record + 6, request, mine)
         tl.store(record + 7, splits * 65536 + split, mine)
     for block in range(tl.program_id(0), tl.cdiv(max_items, REQUESTS), tl.num_programs(0)):

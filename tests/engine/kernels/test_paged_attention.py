@@ -10,7 +10,9 @@ from specwire.engine.kernels.work_list import AttentionScratch, AttentionTuning,
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK_SIZE = 16
-TUNING = AttentionTuning(tile_rows=32, tile_positions=16, target_items=6, min_split=32, num_stages=2)
+TUNING = AttentionTuning(
+    tile_rows=32, tile_positions=16, few_items=6, few_min_split=32, many_items=9, many_min_split=48, num_stages=2, large_stages=2
+)
 
 BATCHES = {
     "one decode row": [(1, 1)],
@@ -103,11 +105,11 @@ def test_work_is_cut_to_equal_shares():
     plan.items.fill_(2**30)  # what an earlier step left
     plan.update(cu_seqlens_q, torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE))
     items = [item for item in plan.items.tolist() if item[7]]
-    assert len(items) == 9
-    # The share is (40 + 3 + 3 * 3 tiles of positions) / 6 = 9 tiles, so the 40 tiles of the first request make 5 splits of 8.
-    assert [(item[4], item[5], item[7]) for item in items if item[6] == 0] == [(128 * i, 128 * (i + 1), 5 * 65536 + i) for i in range(5)]
-    assert [item[6] for item in items] == [0] * 5 + [1] + [3] * 3
-    assert [(item[0], item[1], item[2], item[3], item[5]) for item in items[5:]] == [
+    assert len(items) == 8
+    # The share is (40 + 3 + 3 * 3 tiles of positions) / 6 = 9 tiles, so the 40 tiles of the first request make 4 splits of 10.
+    assert [(item[4], item[5], item[7]) for item in items if item[6] == 0] == [(160 * i, 160 * (i + 1), 4 * 65536 + i) for i in range(4)]
+    assert [item[6] for item in items] == [0] * 4 + [1] + [3] * 3
+    assert [(item[0], item[1], item[2], item[3], item[5]) for item in items[4:]] == [
         (1, 4, 0, 46, 48),
         (3, 72, 64, 0, 36),
         (3, 72, 32, 0, 32),
