@@ -13,7 +13,7 @@ from specwire.rpc import wait_for_stop_signal
 
 from .engine import Engine
 from .exposition import METRICS, collect
-from .rpc import connectors
+from .rpc import Connectors
 from .server import CoordinatorServer
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,9 @@ _LAST_WORDS_S = 1.0
 async def serve(config: CoordinatorConfig) -> None:
     """Serves until SIGTERM or SIGINT; NOT_SERVING while no verifier is there."""
     stop_signal = asyncio.create_task(wait_for_stop_signal())
-    engine = Engine(config, *connectors(config))
+    connectors = Connectors(config)
+    engine = Engine(config, connectors.verifier, connectors.drafter)
+    engine.metrics.watch_peers(connectors)
     server = CoordinatorServer(engine, config)
     metrics = MetricsServer(config.metrics_listen, METRICS, lambda: collect(engine))
     metrics.start()

@@ -60,14 +60,20 @@ VERIFIED_AT = _counter("verified_at_position", "draft tokens that the target ver
 ACCEPTED_AT = _counter("accepted_at_position", "draft tokens that the target accepted at this position (from 0) of their draft", "position")
 TIMEOUTS = _counter("draft_timeouts", "rounds that a drafter did not answer in time", "drafter")
 REQUESTS = _counter("requests", "admitted requests")
-REFUSED = _counter("refused_requests", "requests that were not admitted, by gRPC status", "code")
+REFUSED = _counter(
+    "refused_requests",
+    "requests that were not admitted, by gRPC status; a batch with too many counts once, calls without a valid key as key_refusals",
+    "code",
+)
 FAILED = _counter("failed_requests", "admitted requests that ended as a whole with an error, by gRPC status", "code")
 SEQUENCES = _counter("sequences", "ended sequences (choices of requests)", "reason")
 GENERATED = _counter("generated_tokens", "tokens given to streams")
 CACHED = _counter("cached_tokens", "prompt tokens of ended sequences that the verifier's prefix cache had")
 STREAMS_OPENED = _counter("streams_opened", "calls of clients", "kind")
 KEY_REFUSALS = _counter("key_refusals", "calls and requests that were refused for the sake of their API key", "cause")
-FAILED_RELOADS = _counter("failed_reloads", "changed files that could not be used", "file")
+FAILED_RELOADS = _counter(
+    "failed_reloads", "changed files that could not be used; peer_certificates: by each peer that was to be connected with them", "file"
+)
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 
@@ -169,6 +175,7 @@ def _requests(engine: Engine, metrics: Metrics) -> Iterator[Sample]:
     yield from _by_label(KEY_REFUSALS, KEY_CAUSES, {} if metrics.keys is None else metrics.keys.num_refused)
     yield Sample(FAILED_RELOADS, ("api_keys",), 0 if metrics.keys is None else metrics.keys.num_failed_reloads)
     yield Sample(FAILED_RELOADS, ("certificates",), 0 if metrics.certificates is None else metrics.certificates.num_failed_reloads)
+    yield Sample(FAILED_RELOADS, ("peer_certificates",), 0 if metrics.connectors is None else metrics.connectors.num_failed_reloads)
     yield Sample(SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_recorded)
     yield Sample(LOST_SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_dropped + metrics.tracer.num_failed)
     for kind in STREAM_KINDS:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .api_keys import KeyRing
     from .lane import Lane
     from .link import DraftLink
+    from .rpc import Connectors
     from .sequence import Request, Sequence
     from .slots import Round
 
@@ -105,10 +106,15 @@ class Metrics:
         self.streams_closed: Counter[str] = Counter()
         self.keys: KeyRing | None = None
         self.certificates: ServerCertificates | None = None
+        self.connectors: Connectors | None = None
 
     def watch(self, keys: "KeyRing | None", certificates: ServerCertificates | None) -> None:
         """What the server counts itself: refusals and changed files that can't be used."""
         self.keys, self.certificates = keys, certificates
+
+    def watch_peers(self, connectors: "Connectors") -> None:
+        """What counts the changed files for connections to peers that can't be used."""
+        self.connectors = connectors
 
     def lane(self, address: str) -> LaneMetrics:
         found = self.lanes.get(address)

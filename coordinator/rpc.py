@@ -84,10 +84,20 @@ class _GrpcPeer:
         max_message_bytes: largest message either way.
         server_name: the host name that it was found by, if any.
         tls: None = without.
+        on_failed_reload: is told of changed files of its TLS that can't be used.
     """
 
-    def __init__(self, address: str, max_message_bytes: int, server_name: str = "", tls: TlsOptions | None = None) -> None:
-        self._source = ChannelSource(lambda: open_channel(address, max_message_bytes, server_name, is_peer=True, tls=tls), tls)
+    def __init__(
+        self,
+        address: str,
+        max_message_bytes: int,
+        server_name: str = "",
+        tls: TlsOptions | None = None,
+        on_failed_reload: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._source = ChannelSource(
+            lambda: open_channel(address, max_message_bytes, server_name, is_peer=True, tls=tls), tls, on_failed_reload
+        )  # fmt: skip
         self._channel = self._source.open()
         # A peer that is not there yet is waited for, and the caller bounds it. With TLS the reason may also be a certificate, which only a
         # call that does not wait can name.
@@ -149,7 +159,19 @@ class GrpcDrafter(_GrpcPeer):
         return drafter_pb2_grpc.DrafterServiceStub(self._channel)
 
 
-def connectors(config: CoordinatorConfig) -> tuple[VerifierFactory, DrafterFactory]:
-    """What makes the peers of a coordinator, with TLS where it is configured."""
-    tls = client_tls(config)
-    return partial(GrpcVerifier, tls=tls), partial(GrpcDrafter, tls=tls)
+class Connectors:
+    """What makes the peers of a coordinator, with TLS where it is configured.
+
+    Attributes:
+        verifier, drafter: make one.
+        num_failed_reloads: changed TLS files that could not be used, once for each peer that was to be connected with them.
+    """
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        tls = client_tls(config)
+        self.verifier: VerifierFactory = partial(GrpcVerifier, tls=tls, on_failed_reload=self._count)
+        self.drafter: DrafterFactory = partial(GrpcDrafter, tls=tls, on_failed_reload=self._count)
+        self.num_failed_reloads = 0
+
+    def _count(self) -> None:
+        self.num_failed_reloads += 1

@@ -61,8 +61,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateResponse]:
         self._count("generate", context)
+        engine = self._admit(context)
         try:
-            stream = RequestStream(self._admit(context), _limit_time(generate.unpack_request(request), context.time_remaining()))
+            stream = RequestStream(engine, _limit_time(generate.unpack_request(request), context.time_remaining()))
         except SpecwireError as error:
             self._engine.metrics.refused(error)
             raise
@@ -87,14 +88,16 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         engine = self._admit(context)
         if len(request.requests) > self._max_batch_requests:
             text = f"the batch has {len(request.requests)} requests, but may have {self._max_batch_requests}"
-            raise InvalidArgumentError(f"{text}; send several, or raise max_batch_requests")
+            error = InvalidArgumentError(f"{text}; send several, or raise max_batch_requests")
+            self._engine.metrics.refused(error)
+            raise error
         remaining_s = context.time_remaining()
         requests: list[GenerateRequest | SpecwireError] = []
         for message in generate.unpack_batch_request(request):
             try:
                 requests.append(_limit_time(message, remaining_s))
-            except SpecwireError as error:
-                requests.append(error)
+            except SpecwireError as refusal:
+                requests.append(refusal)
         batch = BatchStream(engine, requests, self._max_in_flight)
         async for response in _respond(batch, self._pack_result, context):
             yield response

@@ -30,10 +30,12 @@ class ChannelSource:
     Args:
         open_one: opens a channel; raises InvalidArgumentError if a file can't be used.
         tls: whose files they are; None = without TLS.
+        on_failed_reload: is told of changed files that can't be used.
     """
 
-    def __init__(self, open_one: Callable[[], grpc.aio.Channel], tls: TlsOptions | None) -> None:
+    def __init__(self, open_one: Callable[[], grpc.aio.Channel], tls: TlsOptions | None, on_failed_reload: Callable[[], None] = lambda: None) -> None:
         self.open = open_one
+        self._on_failed_reload = on_failed_reload
         self._watch = FileWatch(() if tls is None else tls.files)
 
     def renew(self) -> grpc.aio.Channel | None:
@@ -44,6 +46,7 @@ class ChannelSource:
         try:
             return self.open()
         except SpecwireError as error:
+            self._on_failed_reload()
             logger.error("the changed TLS files are not used, the ones before stay: %s", error)
             return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.engine import Engine
-from coordinator.rpc import connectors
+from coordinator.rpc import Connectors
 from specwire.config import CoordinatorConfig
 from specwire.messages import GenerateRequest
 from specwire.sampling_params import SamplingParams
@@ -33,7 +33,8 @@ async def test_certificates_name_the_host_that_was_looked_up(tmp_path: Path, nam
         assert host == "verifier.example"
         return ["127.0.0.1"]
 
-    engine = Engine(config, *connectors(config), resolve=resolve)
+    connectors = Connectors(config)
+    engine = Engine(config, connectors.verifier, connectors.drafter, resolve)
     await engine.start()
     try:
         if is_right:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.engine import Engine
-from coordinator.rpc import GrpcVerifier, connectors
+from coordinator.rpc import Connectors, GrpcVerifier
 from specwire.config import CoordinatorConfig
 from specwire.errors import UnavailableError
 from specwire.messages import GenerateRequest
@@ -37,7 +37,8 @@ async def stack(
     settings = CoordinatorConfig(
         verifiers=(addresses[0],), drafters=(addresses[1],), speculative_config=SpeculativeConfig(num_speculative_tokens=3), **config
     )  # fmt: skip
-    engine = Engine(settings, *connectors(settings))
+    connectors = Connectors(settings)
+    engine = Engine(settings, connectors.verifier, connectors.drafter)
     await engine.start()
     try:
         yield engine, verifier, services[0]
@@ -120,6 +121,21 @@ async def test_a_replica_that_was_found_by_name_shows_that_name(files: Files) ->
             with pytest.raises(UnavailableError, match="TLS could not be agreed on"):
                 await peer.describe()
         await peer.close()
+    await service.kill()
+
+
+async def test_changed_files_that_cannot_be_used_are_counted_and_the_ones_before_stay(tmp_path: Path) -> None:
+    files = make_files(tmp_path)
+    service = ScriptedService(ScriptedVerifier(), tls=server(files, mutual=False))
+    connectors = Connectors(CoordinatorConfig(verifiers=("unused:1",), tls_ca=files.ca.file))
+    peer = connectors.verifier(await service.start(), 1 << 20, "")
+    assert (await peer.describe()).model_id == "scripted"
+    assert connectors.num_failed_reloads == 0
+    copy(files.server.key, files.ca.file)  # no certificate
+    assert (await peer.describe()).model_id == "scripted"
+    assert (await peer.describe()).model_id == "scripted"
+    assert connectors.num_failed_reloads == 1
+    await peer.close()
     await service.kill()
 
 
