@@ -293,7 +293,8 @@ class DraftLink:
             self.lane.telemetry.drafted(self, result)
         take_rows(self, result.rows, is_asked=result.round > 0)
         if result.round:
-            self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
+            if reply_s < self._wait_s + _HUNG_S:  # one that hung says nothing of its speed: the wait would grow to the length of its naps
+                self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
             self._asked_round = 0
             self._answered()
             if self.is_late:

@@ -4,6 +4,9 @@ import pytest
 
 from coordinator.reply_times import ReplyTimes
 from specwire.messages import DraftCost
+from tests.scripted.cluster import Cluster
+from tests.scripted.drafter import DrafterScript
+from tests.scripted.verifier import VerifierScript
 
 COSTS = (DraftCost(1, 1, 2.0), DraftCost(5, 1, 6.0), DraftCost(1, 8, 4.0), DraftCost(5, 8, 12.0))
 
@@ -54,3 +57,13 @@ def test_a_hung_reply_counts_as_twice_its_wait_at_most() -> None:
         waits.append(wait_s)
     assert waits[0] == pytest.approx(0.03)
     assert all(wait <= 6 * before for wait, before in zip(waits[1:], waits, strict=False))
+
+
+async def test_a_drafter_that_hangs_each_time_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that grows with every late answer ends as long as the answers are late: each step would take that long."""
+    monkeypatch.setattr("coordinator.link._HUNG_S", 0.02)
+    async with Cluster([VerifierScript(delay_s=0.005)], [DrafterScript(delay_s=0.1)], min_draft_wait_ms=5) as cluster:
+        await cluster.all_there()
+        cluster.submit([5, 6, 7], seed=1, max_tokens=500)
+        await cluster.until(lambda: cluster.engine.counters.num_drafter_timeouts >= 5)
+        assert cluster.engine.lanes[0].links[0].drafter.wait_s(5, 1) == 0.005
