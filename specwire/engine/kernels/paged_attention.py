@@ -23,12 +23,13 @@ def paged_attention(
         query: [T, num_heads, head_dim]; the last two dimensions contiguous.
         kv_cache: one layer [num_blocks, block_size, 2, num_kv_heads, head_dim], contiguous.
         block_tables: [S, max_blocks] int32, rows contiguous.
-        scale: factor on the scores.
+        scale: factor on the scores, positive.
         plan: updated with the lengths of this step.
         output: [T, num_heads, head_dim], contiguous; rows of no request stay as they are.
     """
     num_heads, head_dim = query.shape[1:]
     block_size, num_kv_heads = kv_cache.shape[1], kv_cache.shape[3]
+    assert scale > 0, scale
     assert query.stride()[1:] == (head_dim, 1), query.stride()
     assert kv_cache.is_contiguous(), kv_cache.stride()
     assert output.is_contiguous(), output.stride()
@@ -63,7 +64,7 @@ def paged_attention(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_scratch_items"])
 def attend(
     query,
     kv_cache,
@@ -190,11 +191,11 @@ def _attend_tile(
         pointer = keys + slot[:, None] + dim[None, :]
         key = tl.load(pointer, inside[:, None], 0.0)
         value = tl.load(pointer + KV_HEADS * HEAD_DIM, inside[:, None], 0.0)
-        score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale_log2
+        score = tl.dot(q, tl.trans(key), input_precision="ieee")
         score = tl.where(position[None, :] <= last_visible[:, None], score, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(score, 1))
-        decay = tl.exp2(maximum - new_maximum)
-        weight = tl.exp2(score - new_maximum[:, None])
+        decay = tl.exp2((maximum - new_maximum) * scale_log2)
+        weight = tl.exp2(score * scale_log2 - (new_maximum * scale_log2)[:, None])
         total = total * decay + tl.sum(weight, 1)
         result = tl.dot(weight.to(value.dtype), value, result * decay[:, None], input_precision="ieee")
         maximum = new_maximum
@@ -205,7 +206,7 @@ def _attend_tile(
     else:
         partial = (item * KV_HEADS + head) * TILE_ROWS + row
         tl.store(partial_output + partial[:, None] * HEAD_DIM + dim[None, :], result, real[:, None])
-        tl.store(partial_stats + partial, maximum, real)
+        tl.store(partial_stats + partial, maximum * scale_log2, real)
         tl.store(partial_stats + stats_size + partial, total, real)
 
 

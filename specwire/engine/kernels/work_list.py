@@ -34,10 +34,14 @@ class AttentionTuning:
     few_items: int = 33
     few_min_split: int = 192
     many_items: int = 264
-    many_min_split: int = 1024
+    many_min_split: int = 2048
     num_stages: int = 5
     large_stages: int = 5
     num_warps: int = 4
+
+
+PREFILL_TUNING = AttentionTuning(tile_rows=128, many_min_split=4096, num_warps=8)
+"""For steps with long chunks: large tiles read keys and values less often, and decode rows beside them pay a little."""
 
 
 class AttentionScratch:
@@ -81,7 +85,7 @@ class DeviceAttentionPlan:
         self.tile_rows = min(tuning.tile_rows, max(triton.next_power_of_2(max_query_len * self.group), SMALL_ROWS))
         tiles = triton.cdiv(max_query_len * self.group, self.tile_rows)
         max_tiles = min(num_requests * tiles, num_requests + max_num_tokens * self.group // self.tile_rows)
-        self.max_items = max_tiles + scratch.num_items
+        self.max_items = max_tiles + (tuning.few_items if max_tiles <= tuning.few_items else scratch.num_items)
         self.items = torch.zeros((self.max_items, RECORD), dtype=torch.int32, device=scratch.output.device)
 
     def update(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> None:
@@ -107,7 +111,7 @@ class DeviceAttentionPlan:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "max_items"])
 def write_items(
     cu_seqlens_q,
     seq_lens,
@@ -137,10 +141,8 @@ def write_items(
     # In tiles of positions: int32 holds the sum for any batch that fits on a device.
     length = tl.cdiv(seq_len, TILE_POSITIONS)
     total = tl.sum(tiles * length, 0)
-    if tl.sum(tiles, 0) <= FEW_ITEMS:
-        share = tl.maximum(tl.cdiv(total, FEW_ITEMS), FEW_MIN)
-    else:
-        share = tl.maximum(tl.cdiv(total, MANY_ITEMS), MANY_MIN)
+    is_few = tl.sum(tiles, 0) <= FEW_ITEMS
+    share = tl.maximum(tl.cdiv(total, tl.where(is_few, FEW_ITEMS, MANY_ITEMS)), tl.where(is_few, FEW_MIN, MANY_MIN))
     split_length = tl.maximum(tl.cdiv(length, tl.maximum(length // share, 1)), 1)
     splits = tl.maximum(tl.cdiv(length, split_length), 1)
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,3 +116,28 @@ def test_work_is_cut_to_equal_shares():
         (3, 72, 32, 0, 32),
         (3, 72, 0, 0, 16),
     ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_position_that_a_row_sees_is_in_one_item(seed):
+    """Items with splits also have a place in the scratch, and the rest of the list is empty."""
+    generator = np.random.default_rng(seed)
+    num_requests, group = 9, 3
+    query_lens = generator.choice([0, 1, 1, 6, 25], num_requests)
+    seq_lens = np.where(generator.random(num_requests) < 0.2, 0, query_lens + (3 ** (7 * generator.random(num_requests))).astype(int))
+    starts = np.concatenate(([0], query_lens.cumsum()))
+    plan = DeviceAttentionPlan(AttentionScratch(1, 16, DEVICE, TUNING), num_requests, 9 * 25, 25, group)
+    plan.items.fill_(2**30)
+    plan.update(torch.from_numpy(starts).int().to(DEVICE), torch.from_numpy(seq_lens).int().to(DEVICE))
+    seen = [np.zeros((query_len * group, seq_len), dtype=int) for query_len, seq_len in zip(query_lens, seq_lens, strict=True)]
+    for place, (query_start, num_rows, row_begin, context_len, kv_begin, kv_end, request, splits) in enumerate(plan.items.tolist()):
+        if splits == 0:
+            continue
+        assert (query_start, num_rows) == (starts[request], query_lens[request] * group)
+        assert context_len == seq_lens[request] - query_lens[request]
+        assert splits < 2 * 65536 or place < plan.scratch.num_items
+        seen[request][row_begin : row_begin + plan.tile_rows, kv_begin:kv_end] += 1
+    for counts, query_len, seq_len in zip(seen, query_lens, seq_lens, strict=True):
+        visible = np.arange(seq_len) <= (seq_len - query_len + np.arange(query_len).repeat(group))[:, None]
+        assert (counts[visible] == 1).all()
+        assert counts.max(initial=0) <= 1
