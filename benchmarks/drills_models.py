@@ -144,9 +144,9 @@ async def restart_coordinator(stack: Stack, models: Models, num_restarts: int) -
         for _ in range(num_restarts):
             await load.more_tokens(10)
             num_errors = len(load.error_s)
+            live = [answer for answer in load.answers if not answer.is_whole and not answer.error]
             started_s = time.monotonic()
             await stack.coordinator.kill()
-            live = [answer for answer in load.answers if not answer.is_whole and not answer.error]
             await stack.coordinator.restart()
             await load.more_tokens(10)
             back_s.append(time.monotonic() - started_s)
