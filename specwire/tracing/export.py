@@ -1,4 +1,4 @@
-"""Spans to an OTLP collector over gRPC, and to a file as OTLP JSON lines (https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding)."""
+"""Spans to a file as OTLP JSON lines (https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding)."""
 
 import json
 import logging
@@ -6,63 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace.export import SpanExportResult
-
 from specwire.errors import InvalidArgumentError
-from specwire.tracing.otlp import ERROR, KINDS, LOCAL, OK, REMOTE, make_request
-from specwire.tracing.span import Span
-from specwire.tracing.spec import BY_NAME, SERVICE_PREFIX
+from specwire.tracing.otlp import ERROR, KINDS, LOCAL, OK, REMOTE
+from specwire.tracing.span import AttributeValue, Span
+from specwire.tracing.spec import BY_NAME
 from specwire.tracing.tracer import politely
-from specwire.version import build_version
 
 logger = logging.getLogger(__name__)
-
-_TIMEOUT_S = 5.0
-_SCOPE = "specwire"
-
-
-def make_resource(service: str, instance_id: str) -> Resource:
-    """What all spans of a process have in common; OTEL_RESOURCE_ATTRIBUTES adds to it."""
-    return Resource.create(
-        {"service.name": f"{SERVICE_PREFIX}{service}", "service.instance.id": instance_id, "service.version": build_version()}
-    )  # fmt: skip
-
-
-class OtlpExporter:
-    """Sends spans to a collector; OTEL_EXPORTER_OTLP_* set headers and certificates."""
-
-    def __init__(self, endpoint: str, resource: Resource, timeout_s: float = _TIMEOUT_S) -> None:
-        self._exporter = _SpanExporter(endpoint, resource, timeout_s)
-        self._is_shut = False
-        # It reports every attempt; the tracer says once a period what got lost.
-        logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
-
-    def export(self, spans: Sequence[Span]) -> bool:
-        try:
-            return self._exporter.export(spans) is SpanExportResult.SUCCESS  # type: ignore[arg-type]  # not the SDK's spans
-        except Exception:
-            if not self._is_shut:  # a channel that is closed at the same time raises
-                logger.exception("%d spans could not be sent", len(spans))
-            return False
-
-    def shut(self) -> None:
-        self._is_shut = True
-        self._exporter.shutdown()
-
-
-class _SpanExporter(OTLPSpanExporter):
-    """OpenTelemetry's exporter with its retries and settings, and our own encoder."""
-
-    def __init__(self, endpoint: str, resource: Resource, timeout_s: float) -> None:
-        # An address without a scheme would be taken for one with TLS.
-        super().__init__(endpoint if "://" in endpoint else f"http://{endpoint}", timeout=timeout_s)
-        self._process = dict(resource.attributes)
-
-    def _translate_data(self, data: Sequence[Span]) -> ExportTraceServiceRequest:  # type: ignore[override]
-        return make_request(politely(data), self._process, _SCOPE, build_version())  # type: ignore[arg-type]
 
 
 class FileExporter:
@@ -72,14 +22,14 @@ class FileExporter:
         InvalidArgumentError: the file can't be written.
     """
 
-    def __init__(self, path: str, resource: Resource) -> None:
+    def __init__(self, path: str, resource: Mapping[str, AttributeValue], scope: str, version: str) -> None:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise InvalidArgumentError(f"--trace-file is {path!r}, which can't be written ({error.strerror}); choose another file") from error
         self._path = path
-        self._resource = {"attributes": _attributes(resource.attributes)}
-        self._scope = {"name": _SCOPE, "version": build_version()}
+        self._resource = {"attributes": _attributes(resource)}
+        self._scope = {"name": scope, "version": version}
 
     def export(self, spans: Sequence[Span]) -> bool:
         scope_spans = {"scope": self._scope, "spans": [_to_json(span) for span in politely(spans)]}

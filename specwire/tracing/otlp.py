@@ -8,8 +8,6 @@ import functools
 import struct
 from collections.abc import Iterable, Mapping
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
 from specwire.tracing.span import AttributeValue, Span, SpanError, SpanEvent
 from specwire.tracing.spec import BY_NAME, CLIENT, INTERNAL, SERVER
 
@@ -22,8 +20,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _REPEATED = (int, str, bool)
 
 
-def make_request(spans: Iterable[Span], resource: Mapping[str, AttributeValue], scope: str, version: str) -> ExportTraceServiceRequest:
-    """What a collector takes.
+def make_request(spans: Iterable[Span], resource: Mapping[str, AttributeValue], scope: str, version: str) -> bytes:
+    """An ExportTraceServiceRequest: what a collector takes.
 
     Args:
         resource: attributes of the process.
@@ -31,7 +29,7 @@ def make_request(spans: Iterable[Span], resource: Mapping[str, AttributeValue], 
     """
     scope_spans = _field(1, _text(1, scope) + _text(2, version)) + b"".join([_field(2, _span(span)) for span in spans])
     attributes = b"".join(_attribute(1, key, value) for key, value in resource.items())
-    return ExportTraceServiceRequest.FromString(_field(1, _field(1, attributes) + _field(2, scope_spans)))
+    return _field(1, _field(1, attributes) + _field(2, scope_spans))
 
 
 def _span(span: Span) -> bytes:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from specwire.tracing.span import Span
+from specwire.version import build_version
 
 logger = logging.getLogger(__name__)
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_SCOPE = "specwire"
 _GATHER_S = 1.0
 _MAX_BATCH = 512
 _MAX_QUEUED = 16_384
@@ -177,18 +179,22 @@ def open_tracer(service: str, instance_id: str, *, endpoint: str, file: str) -> 
         file: OTLP JSON lines are appended here; "" = nowhere.
 
     Raises:
-        InvalidArgumentError: the file can't be written.
+        InvalidArgumentError: the file can't be written, or a variable of OpenTelemetry's can't be used.
     """
     endpoint = endpoint or next((value for name in _ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
     if not endpoint and not file:
         return None
-    from specwire.tracing.export import FileExporter, OtlpExporter, make_resource  # loads OpenTelemetry's SDK
+    from specwire.tracing.resource import make_resource  # loads OpenTelemetry's SDK
 
-    resource = make_resource(service, instance_id)
+    origin = make_resource(service, instance_id), _SCOPE, build_version()
     exporters: list[Exporter] = []
     if file:
-        exporters.append(FileExporter(file, resource))
+        from specwire.tracing.export import FileExporter
+
+        exporters.append(FileExporter(file, *origin))
     if endpoint:
-        exporters.append(OtlpExporter(endpoint, resource))
+        from specwire.tracing.collector import OtlpExporter
+
+        exporters.append(OtlpExporter(endpoint, *origin))
     logger.info("spans go to %s", " and ".join(filter(None, (file, endpoint))))
     return Tracer(exporters)

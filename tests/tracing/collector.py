@@ -42,12 +42,16 @@ class Seen:
 
 
 class Collector(pb_grpc.TraceServiceServicer):
-    """Attributes: released: while it is clear, calls hang; code: what calls end with."""
+    """Attributes: released: while it is clear, calls hang; codes: what the next calls end with; code: what all after them end with;
+    num_rejected: spans of each call that it says it did not take; metadata: of the last call."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
         self.released.set()
+        self.codes: list[grpc.StatusCode] = []
         self.code = grpc.StatusCode.OK
+        self.num_rejected = 0
+        self.metadata: dict[str, Any] = {}
         self.num_calls = 0
         self.called = threading.Event()
         self.address = ""
@@ -58,12 +62,15 @@ class Collector(pb_grpc.TraceServiceServicer):
         self.num_calls += 1
         self.called.set()
         self.released.wait(_WAIT_S)
-        if self.code is not grpc.StatusCode.OK:
-            context.abort(self.code, "the test says so")
+        self.metadata = dict(context.invocation_metadata())
+        code = self.codes.pop(0) if self.codes else self.code
+        if code is not grpc.StatusCode.OK:
+            context.abort(code, "the test says so")
         with self._news:
             self._spans += seen_in(request)
             self._news.notify_all()
-        return pb.ExportTraceServiceResponse()
+        refused = pb.ExportTracePartialSuccess(rejected_spans=self.num_rejected, error_message="the test says so")
+        return pb.ExportTraceServiceResponse(partial_success=refused if self.num_rejected else None)
 
     @property
     def spans(self) -> list[Seen]:
@@ -78,12 +85,14 @@ class Collector(pb_grpc.TraceServiceServicer):
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
-    """A collector on a port of its own."""
+def collecting(credentials: grpc.ServerCredentials | None = None) -> Iterator[Collector]:
+    """A collector on a port of its own; with credentials it wants TLS."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(max_workers=4))
     pb_grpc.add_TraceServiceServicer_to_server(collector, server)
-    collector.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    host = "127.0.0.1:0"
+    port = server.add_insecure_port(host) if credentials is None else server.add_secure_port(host, credentials)
+    collector.address = f"127.0.0.1:{port}"
     server.start()
     try:
         yield collector

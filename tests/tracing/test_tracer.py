@@ -23,8 +23,9 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from specwire.errors import CancelledError, InvalidArgumentError
 from specwire.messages import RoundTiming
 from specwire.tracing import Span, SpanError, SpanEvent, Tracer, error_of, open_tracer, record_round
-from specwire.tracing.export import FileExporter, make_resource
+from specwire.tracing.export import FileExporter
 from specwire.tracing.otlp import make_request
+from specwire.tracing.resource import make_resource
 from specwire.version import build_version
 from tests.tracing.collector import collecting
 
@@ -197,14 +198,14 @@ def to_readable(span: Span, resource: Resource) -> ReadableSpan:
 def test_file_and_collector_get_the_same(tmp_path: Path) -> None:
     resource = make_resource("verifier", "v-1")
     path = tmp_path / "traces.jsonl"
-    exporter = FileExporter(str(path), resource)
+    exporter = FileExporter(str(path), resource, "specwire", build_version())
     assert exporter.export(SPANS[:2])
     assert exporter.export(SPANS)
     exporter.shut()
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2
-    expected = encode_spans([to_readable(span, resource) for span in SPANS])
-    assert make_request(SPANS, dict(resource.attributes), "specwire", build_version()) == expected  # type: ignore[arg-type]
+    expected = encode_spans([to_readable(span, Resource(resource)) for span in SPANS])
+    assert ExportTraceServiceRequest.FromString(make_request(SPANS, resource, "specwire", build_version())) == expected
     assert from_json(lines[1]) == expected
     names = {attribute.key: attribute.value.string_value for attribute in expected.resource_spans[0].resource.attributes}
     assert (names["service.name"], names["service.instance.id"]) == ("specwire-verifier", "v-1")
