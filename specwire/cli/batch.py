@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specwire.cli.batch_lines import Job, Writer, answer_record, answered_ids, error_record, read_jobs
-from specwire.client import AsyncClient, GenerationResult, Prompt
-from specwire.client.generation import is_full
-from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnauthenticatedError, UnavailableError
-
-_MAX_PAUSES = 6  # the longest of them about half a minute
-_FIRST_PAUSE_S = 1.0
+from specwire.client import AsyncClient, BatchItem
+from specwire.client.arguments import make_params
+from specwire.client.batch import read_in_thread
+from specwire.errors import InvalidArgumentError, SpecwireError, UnauthenticatedError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,58 +98,56 @@ def summarize(tally: Tally, num_skipped: int, elapsed_s: float) -> str:
 
 
 class _Batch:
-    """Workers that take the next line when they have answered one: of a file of any size only so many are in memory."""
+    """Lines are read as they can be sent: of a file of any size only so many are in memory."""
 
     def __init__(self, jobs: Iterator[Job], writer: Writer, defaults: Mapping[str, Any], tally: Tally) -> None:
-        self._jobs = enumerate(jobs)
+        self._jobs = jobs
         self._writer = writer
         self._defaults = defaults
         self._tally = tally
-        self._reading = asyncio.Lock()
+        self._sent: dict[int, tuple[int, Job]] = {}
+        """By index in the batch: those that are not answered, and where they stand among all jobs."""
 
     async def run(self, make_client: Callable[[], AsyncClient], max_concurrency: int) -> None:
-        try:
-            async with make_client() as client, asyncio.TaskGroup() as group:
-                for _ in range(max_concurrency):
-                    group.create_task(self._work(client))
-        except* SpecwireError as errors:
-            raise errors.exceptions[0] from None
-
-    async def _work(self, client: AsyncClient) -> None:
-        while (item := await self._take()) is not None:
-            index, job = item
-            try:
-                record = await self._answer(client, job)
+        async with make_client() as client, client.generate_batch(self._items(), max_concurrency=max_concurrency) as batch:
+            async for sent, outcome in batch:
+                if isinstance(outcome, (UnavailableError, UnauthenticatedError)):
+                    raise outcome  # what comes next would fail alike
+                index, job = self._sent.pop(sent)
+                if isinstance(outcome, SpecwireError):
+                    self._failed(index, job, outcome)
+                    continue
                 self._tally.num_answered += 1
-            except (UnavailableError, UnauthenticatedError):
-                raise  # what comes next would fail alike
+                self._tally.num_tokens += sum(len(choice.token_ids) for choice in outcome.choices)
+                self._write(index, answer_record(job, outcome))
+
+    async def _items(self) -> AsyncIterator[BatchItem]:
+        num_sent = index = 0
+        async for job in read_in_thread(self._jobs):  # standard input may keep its next line waiting
+            try:
+                item = self._item(job)
             except SpecwireError as error:
-                record = error_record(job, error)
-                self._tally.num_failed += 1
-            self._writer.write(index, record)
-            self._tally.on_change()
+                self._failed(index, job, error)
+            else:
+                self._sent[num_sent] = index, job
+                num_sent += 1
+                yield item
+            index += 1
 
-    async def _take(self) -> tuple[int, Job] | None:
-        async with self._reading:  # standard input may keep its next line waiting
-            return await asyncio.to_thread(next, self._jobs, None)
-
-    async def _answer(self, client: AsyncClient, job: Job) -> dict[str, Any]:
+    def _item(self, job: Job) -> BatchItem:
         if job.error is not None:
             raise job.error
-        result = await self._generate(client, job.prompt, {**self._defaults, **job.sampling})
-        self._tally.num_tokens += sum(len(choice.token_ids) for choice in result.choices)
-        return answer_record(job, result)
+        sampling = {**self._defaults, **job.sampling}
+        timeout, request_id = sampling.pop("timeout", None), sampling.pop("request_id", "")
+        return BatchItem(job.prompt, make_params(None, sampling), timeout, request_id)
 
-    async def _generate(self, client: AsyncClient, prompt: Prompt, sampling: Mapping[str, Any]) -> GenerationResult:
-        """Other clients may fill the coordinator's queue: then it is tried again, later each time."""
-        for attempt in range(_MAX_PAUSES):
-            try:
-                return await client.generate(prompt, **sampling)
-            except ResourceExhaustedError as error:
-                if not is_full(error):
-                    raise
-            await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0))
-        return await client.generate(prompt, **sampling)
+    def _failed(self, index: int, job: Job, error: SpecwireError) -> None:
+        self._tally.num_failed += 1
+        self._write(index, error_record(job, error))
+
+    def _write(self, index: int, record: dict[str, Any]) -> None:
+        self._writer.write(index, record)
+        self._tally.on_change()
 
 
 def _num_lines(path: Path) -> int:

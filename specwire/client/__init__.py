@@ -2,7 +2,7 @@
 
 from specwire.client.aio import AsyncClient
 from specwire.client.batch import AsyncBatch
-from specwire.client.prompts import Chat, Prompt
+from specwire.client.prompts import BatchItem, Chat, Prompt
 from specwire.client.results import Choice, GenerationResult, StreamEvent
 from specwire.client.stream import AsyncTokenStream
 from specwire.client.sync import Batch, Client, TokenStream
@@ -14,6 +14,7 @@ __all__ = [
     "AsyncClient",
     "AsyncTokenStream",
     "Batch",
+    "BatchItem",
     "Chat",
     "Choice",
     "Client",

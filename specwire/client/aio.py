@@ -4,16 +4,16 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specwire.channel import bearer
-from specwire.client.arguments import DEFAULT_CONCURRENCY, check_concurrency, make_params, params_of_batch
+from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_concurrency, items_of_batch, make_params
 from specwire.client.batch import AsyncBatch
 from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Generation, Retries
-from specwire.client.prompts import Chat, CheckedPrompt, Prompt, check_prompt, encode_prompt
+from specwire.client.prompts import BatchItem, Chat, CheckedPrompt, Prompt, check_prompt, encode_prompt
 from specwire.client.results import GenerationResult
 from specwire.client.rpc import fetch_status
 from specwire.client.session import LiveRequest
@@ -143,7 +143,7 @@ class AsyncClient:
 
     def generate_batch(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         timeout: float | None = None,
@@ -156,23 +156,29 @@ class AsyncClient:
         A prompt that fails gives its error, and the others go on. A full queue makes the batch wait for its own requests, not fail.
 
         Args:
-            prompts: text, token ids or Chats, in any mixture.
-            params: sampling parameters for all, or a list with those of each prompt.
+            prompts: text, token ids, Chats, or BatchItems with parameters of their own, in any mixture; an iterable, or an asynchronous one.
+                Prompts are taken from it as they can be sent.
+            params: sampling parameters for all, or a list with those of each prompt (then all prompts are taken at once).
             timeout: seconds for each prompt, from when it is sent; the time that it waits in the batch is not counted.
             request_id: a label; each prompt gets it with its index, as "label-17".
             max_concurrency: most prompts on the way at once.
             **sampling: single sampling parameters by name, over `params`.
 
         Raises:
-            InvalidArgumentError: a wrong parameter, or a list of params of another length than the prompts.
+            InvalidArgumentError: a wrong parameter, or a list of params of another length than the prompts. What the iterable itself raises
+                ends the batch.
         """
-        prompts = list(prompts)
         Deadline(timeout)  # says now what is wrong with it
-        runs = [
-            functools.partial(self._run, prompt, each, timeout, f"{request_id}-{index}" if request_id else "")
-            for index, (prompt, each) in enumerate(zip(prompts, params_of_batch(params, sampling, len(prompts)), strict=True))
-        ]
-        return AsyncBatch(runs, self._connect, check_concurrency(max_concurrency))
+        items, shared = items_of_batch(prompts, params, sampling)
+
+        def run(index: int, item: Prompt | BatchItem) -> Awaitable[GenerationResult]:
+            label = f"{request_id}-{index}" if request_id else ""
+            if not isinstance(item, BatchItem):
+                return self._run(item, shared, timeout, label)
+            own = shared if item.params is None else make_params(item.params, sampling)
+            return self._run(item.prompt, own, timeout if item.timeout is None else item.timeout, item.request_id or label)
+
+        return AsyncBatch(items, run, self._connect, check_concurrency(max_concurrency))
 
     async def start(self, request: GenerateRequest) -> LiveRequest:
         """Sends a request as it is, for tools that count tokens and must not take the time to make text of them. Cancel what is returned when
@@ -268,7 +274,7 @@ class AsyncClient:
                     raise
                 logger.debug("attempt %d at %s failed and is repeated in %.2f s: %s", num_failures, self._address, pause_s, error)
             await connection.pause(pause_s)
-            self._retries.num_retries += 1
+            self._retries.count()
 
     async def _start(
         self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, connection: Connection, *, whole: bool

@@ -2,12 +2,15 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from specwire.client.prompts import BatchItem, Prompt
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
+Prompts: TypeAlias = Iterable[Prompt | BatchItem] | AsyncIterable[Prompt | BatchItem]
+"""Those of a batch."""
 DEFAULT_CONCURRENCY = 256
 """Prompts of a batch on the way at once: more than most verifiers run, and a quarter of the coordinator's default queue."""
 _NAMES = tuple(field.name for field in dataclasses.fields(SamplingParams))
@@ -30,17 +33,29 @@ def make_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> Sa
     return SamplingParams(**values) if params is None else params.replace(**values)
 
 
-def params_of_batch(params: SamplingParams | Sequence[SamplingParams] | None, changes: Mapping[str, Any], num_prompts: int) -> list[SamplingParams]:
-    """The parameters of each prompt of a batch, with changes by name.
+def items_of_batch(
+    prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None, changes: Mapping[str, Any]
+) -> tuple[Prompts, SamplingParams]:
+    """The prompts of a batch, with their own parameters where there is a list of them, and the parameters of those that have none.
 
     Raises:
-        InvalidArgumentError: as `make_params`; or there is a list of another length than the prompts.
+        InvalidArgumentError: as `make_params`; or there is a list of another length than the prompts, or one for prompts that can't be counted.
     """
     if params is None or isinstance(params, SamplingParams) or not isinstance(params, Sequence):
-        return [make_params(params, changes)] * num_prompts
-    if len(params) != num_prompts:
-        raise InvalidArgumentError(f"params lists {len(params)} SamplingParams for {num_prompts} prompts; give one for each prompt, or one for all")
-    return [make_params(each, changes) for each in params]
+        return prompts, make_params(params, changes)
+    if isinstance(prompts, AsyncIterable):
+        raise InvalidArgumentError("params is a list, but the prompts come one by one; send BatchItem(prompt, params) for each")
+    prompts = list(prompts)
+    if len(params) != len(prompts):
+        text = f"params lists {len(params)} SamplingParams for {len(prompts)} prompts"
+        raise InvalidArgumentError(f"{text}; give one for each prompt, or one for all")
+    for each in params:
+        make_params(each, changes)  # says now what is wrong with it
+    return [_with_params(prompt, each) for prompt, each in zip(prompts, params, strict=True)], make_params(None, changes)
+
+
+def _with_params(item: Prompt | BatchItem, params: SamplingParams) -> BatchItem:
+    return dataclasses.replace(item, params=item.params or params) if isinstance(item, BatchItem) else BatchItem(item, params)
 
 
 def check_concurrency(max_concurrency: int) -> int:

@@ -81,7 +81,16 @@ class Retries:
         if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
             raise InvalidArgumentError(f"max_retries is {max_retries!r}, but must be an integer of at least 0; 0 sends every request once")
         self._max_retries = max_retries
-        self.num_retries = 0
+        self._num_retries = 0
+
+    @property
+    def num_retries(self) -> int:
+        """Further attempts so far, of all requests."""
+        return self._num_retries
+
+    def count(self) -> None:
+        """A further attempt is made."""
+        self._num_retries += 1
 
     def pause_s(self, error: SpecwireError, num_failures: int, deadline: Deadline, *, waits_for_room: bool) -> float | None:
         """Seconds to wait before the next attempt; None if the error does not pass, no attempt is left or the deadline comes first."""
@@ -89,9 +98,14 @@ class Retries:
         if not passes or num_failures > self._max_retries:
             return None
         pause_s = min(_FIRST_PAUSE_S * _PAUSE_GROWTH ** (num_failures - 1), _LONGEST_PAUSE_S)
-        # Clients that failed together should not come back together; none before it was asked to.
-        pause_s = random.uniform(0.5, 1.0) * pause_s + (error.retry_after_ms or 0) / 1000
+        pause_s = pause_before_retry(error, pause_s)
         return pause_s if pause_s < deadline.remaining_s else None
+
+
+def pause_before_retry(error: SpecwireError, own_s: float) -> float:
+    """Seconds until what was refused is sent again: the caller's own at most, after those that the coordinator asks for."""
+    # Clients that failed together should not come back together; none before it was asked to.
+    return random.uniform(0.5, 1.0) * own_s + (error.retry_after_ms or 0) / 1000
 
 
 def is_full(error: SpecwireError) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
@@ -46,6 +47,25 @@ class Chat:
 
 Prompt: TypeAlias = str | Sequence[int] | Chat
 """What a caller may send."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """A prompt of a batch with what it has of its own; what is left out is the batch's.
+
+    Args:
+        prompt: text, token ids, or a Chat.
+        params: sampling parameters.
+        timeout: seconds from when it is sent.
+        request_id: a label for logs and traces.
+    """
+
+    prompt: Prompt
+    params: SamplingParams | None = None
+    timeout: float | None = None
+    request_id: str = ""
+
+
 CheckedPrompt: TypeAlias = str | list[int] | Chat
 
 

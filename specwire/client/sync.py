@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from specwire.client.aio import AsyncClient
 from specwire.client.arguments import DEFAULT_CONCURRENCY
-from specwire.client.batch import Outcome
-from specwire.client.prompts import Chat, Prompt
+from specwire.client.batch import Outcome, read_in_thread
+from specwire.client.prompts import BatchItem, Chat, Prompt
 from specwire.client.results import GenerationResult, StreamEvent
 from specwire.config import DEFAULT_ADDRESS
 from specwire.errors import FailedPreconditionError, UnavailableError
@@ -106,7 +106,7 @@ class Client:
 
     def generate_batch(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | BatchItem],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         timeout: float | None = None,
@@ -114,8 +114,14 @@ class Client:
         max_concurrency: int = DEFAULT_CONCURRENCY,
         **sampling: Any,
     ) -> "Batch":
-        """Generates for many prompts and returns an iterator over (index, result or SpecwireError) as they end; as AsyncClient.generate_batch."""
-        batch = self._client.generate_batch(prompts, params, timeout=timeout, request_id=request_id, max_concurrency=max_concurrency, **sampling)
+        """Generates for many prompts and returns an iterator over (index, result or SpecwireError) as they end; as AsyncClient.generate_batch.
+
+        An iterable that is no list is read on a thread of its own, so that it may wait, or call this client.
+        """
+        # A list of params says that all prompts are taken at once.
+        is_at_hand = isinstance(prompts, Sequence) or isinstance(params, Sequence)
+        source = prompts if is_at_hand else read_in_thread(prompts)
+        batch = self._client.generate_batch(source, params, timeout=timeout, request_id=request_id, max_concurrency=max_concurrency, **sampling)
         return Batch(self, batch)
 
     def get_tokenizer(self) -> "Tokenizer":

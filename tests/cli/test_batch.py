@@ -208,7 +208,6 @@ def test_a_full_queue_is_waited_for(coordinator: Coordinator, source: Path, monk
             raise ResourceExhaustedError("the queue is full; try again later", retry_after_ms=1)
         return submit(request, sink)
 
-    monkeypatch.setattr("specwire.cli.batch._FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(coordinator.engine, "submit", refuse_at_first)
     result = batch(source, "--address", coordinator.address)
     assert num_refused == 10

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specwire.client.arguments import check_concurrency, make_params, params_of_batch
+from specwire.client.arguments import check_concurrency, items_of_batch, make_params
 from specwire.client.generation import Deadline, Retries
-from specwire.client.prompts import check_prompt
+from specwire.client.prompts import BatchItem, check_prompt
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
@@ -130,15 +130,18 @@ def test_unknown_names_of_the_package() -> None:
 
 
 def test_parameters_of_a_batch() -> None:
-    assert params_of_batch(None, {"seed": 1}, 2) == [SamplingParams(seed=1)] * 2
-    assert params_of_batch(SamplingParams(n=2), {}, 3) == [SamplingParams(n=2)] * 3
-    assert params_of_batch([SamplingParams(n=2), SamplingParams()], {"seed": 1}, 2) == [SamplingParams(n=2, seed=1), SamplingParams(seed=1)]
+    prompts = ["a", [1]]
+    assert items_of_batch(prompts, None, {"seed": 1}) == (prompts, SamplingParams(seed=1))
+    assert items_of_batch(prompts, SamplingParams(n=2), {}) == (prompts, SamplingParams(n=2))
+    own = [SamplingParams(n=2), SamplingParams(n=3)]
+    mixed = [*prompts, BatchItem("b", SamplingParams(n=4), 5.0, "x")]
+    assert items_of_batch(iter(mixed), [*own, SamplingParams()], {})[0] == [*map(BatchItem, prompts, own), mixed[2]]
     with pytest.raises(InvalidArgumentError, match="params lists 1 SamplingParams for 2 prompts"):
-        params_of_batch([SamplingParams()], {}, 2)
+        items_of_batch(prompts, [SamplingParams()], {})
     with pytest.raises(InvalidArgumentError, match="must be a SamplingParams"):
-        params_of_batch(["seed"], {}, 1)  # type: ignore[list-item]
+        items_of_batch(prompts[:1], ["seed"], {})  # type: ignore[list-item]
     with pytest.raises(InvalidArgumentError, match="must be a SamplingParams"):
-        params_of_batch({"seed": 1}, {}, 1)  # type: ignore[arg-type]
+        items_of_batch(prompts[:1], {"seed": 1}, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None])

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specwire import AsyncBatch, AsyncClient, Chat, SamplingParams
+from specwire import AsyncBatch, AsyncClient, BatchItem, Chat, SamplingParams
 from specwire.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -72,6 +72,83 @@ async def test_text_ids_and_conversations(client: AsyncClient, engine: ScriptedE
     outcomes = await collect(client.generate_batch(iter(["so @", ids_of("A")]), SamplingParams(n=2), max_tokens=3, request_id="label"))
     assert [[choice.text for choice in outcomes[index].choices] for index in range(2)] == [["ABC", "BCD"], ["BCD", "CDE"]]
     assert sorted(scripted.request.request_id for scripted in engine.requests) == ["label-0", "label-1"]
+
+
+async def test_prompts_are_taken_as_they_can_be_sent(client: AsyncClient, engine: ScriptedEngine) -> None:
+    """From an iterable and from an asynchronous one, which may keep the next one waiting while the others end."""
+    num_taken, gate = 0, asyncio.Event()
+
+    def endless() -> Iterator[list[int]]:
+        nonlocal num_taken
+        while True:
+            num_taken += 1
+            yield [num_taken]
+
+    async with client.generate_batch(endless(), max_tokens=1, max_concurrency=3) as batch:
+        for _ in range(20):
+            await anext(batch)
+            assert num_taken <= 23
+
+    async def gated() -> AsyncIterator[list[int]]:
+        yield [7]
+        await gate.wait()
+        yield [8]
+
+    outcomes = []
+    async for index, outcome in client.generate_batch(gated(), max_tokens=1):
+        outcomes.append((index, outcome.token_ids))  # type: ignore[union-attr]
+        gate.set()
+    assert outcomes == [(0, [8]), (1, [9])]
+
+
+async def test_what_a_prompt_has_of_its_own(client: AsyncClient, engine: ScriptedEngine) -> None:
+    items = [
+        BatchItem([1], SamplingParams(max_tokens=5), request_id="mine"), BatchItem([2]), [3], BatchItem([4], timeout=-1.0),
+        BatchItem([5], "seed"),  # type: ignore[arg-type]
+    ]  # fmt: skip
+    outcomes = await collect(client.generate_batch(items, SamplingParams(max_tokens=2), seed=7, request_id="all"))
+    assert [len(outcomes[index].token_ids) for index in range(3)] == [5, 2, 2]
+    assert all(isinstance(outcomes[index], InvalidArgumentError) for index in (3, 4))
+    assert {scripted.request.sampling.seed for scripted in engine.requests} == {7}
+    assert sorted(scripted.request.request_id for scripted in engine.requests) == ["all-1", "all-2", "mine"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_prompts_that_raise_end_the_batch(client: AsyncClient, engine: ScriptedEngine, is_async: bool) -> None:
+    engine.is_paused = True
+
+    def broken() -> Iterator[list[int]]:
+        yield [1]
+        raise ZeroDivisionError
+
+    async def broken_later() -> AsyncIterator[list[int]]:
+        yield [1]
+        await until(lambda: len(engine.live) == 1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await collect(client.generate_batch(broken_later() if is_async else broken()))
+    await until(lambda: not engine.live)
+    with pytest.raises(InvalidArgumentError, match="the prompts come one by one"):
+        client.generate_batch(broken_later(), [SamplingParams()])
+
+
+async def test_leaving_while_a_prompt_is_waited_for(client: AsyncClient, engine: ScriptedEngine) -> None:
+    is_closed = asyncio.Event()
+
+    async def never() -> AsyncIterator[list[int]]:
+        try:
+            yield [1]
+            await asyncio.Event().wait()
+        finally:
+            is_closed.set()
+
+    async with client.generate_batch(never(), max_tokens=2) as batch:
+        await anext(batch)
+        reading = asyncio.ensure_future(anext(batch, None))
+        await asyncio.sleep(0)
+    assert await reading is None
+    await is_closed.wait()
 
 
 async def test_an_empty_batch(client: AsyncClient) -> None:

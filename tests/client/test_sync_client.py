@@ -146,6 +146,17 @@ def test_threads_share_a_client(client: Client) -> None:
         assert list(pool.map(work, range(64))) == [expected_tokens([i], 0, 30, 1000) for i in range(64)]
 
 
+def test_a_batch_of_prompts_that_the_client_itself_makes(client: Client) -> None:
+    def prompts() -> Iterator[list[int]]:
+        token_ids = [1]
+        for _ in range(3):
+            token_ids = client.generate(token_ids, max_tokens=1).token_ids
+            yield token_ids
+
+    outcomes = dict(client.generate_batch(prompts(), max_tokens=1))
+    assert [outcomes[index].token_ids for index in range(3)] == [[3], [4], [5]]  # type: ignore[union-attr]
+
+
 def test_batches(server: Serving, client: Client) -> None:
     """From several threads at once; one is left early."""
 
