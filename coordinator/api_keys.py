@@ -52,7 +52,7 @@ class Budget:
 
 @dataclasses.dataclass(slots=True)
 class Usage:
-    """What the requests of one name have used; kept when the file changes."""
+    """What the requests of one name have used; kept when the file changes, as long as it has the name or requests run."""
 
     num_choices: int = 0
     requests: Budget = dataclasses.field(default_factory=Budget)
@@ -151,6 +151,8 @@ class KeyRing:
             logger.error("the changed API keys are not used, the ones before stay: %s", error)
             return
         logger.info("%d API keys from %s, which has changed", len(self._keys), self._path)
+        names = {key.name for key in self._keys}
+        self._usage = {name: usage for name, usage in self._usage.items() if name in names or usage.num_choices}
 
 
 class Tenant:

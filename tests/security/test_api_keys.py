@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from coordinator.api_keys import KeyRing
 from specwire.api_keys import ApiKey, add_api_key, hash_key, load_api_keys, make_key, parse_expiry
 from specwire.cli.app import app
 from specwire.errors import InvalidArgumentError
@@ -171,6 +172,22 @@ def test_json_stays_json(tmp_path: Path) -> None:
     path.write_text("[]")
     add_api_key(str(path), ApiKey("a", HASH))
     assert json.loads(path.read_text()) == [{"name": "a", "hash": HASH}]
+
+
+def test_names_that_are_gone_are_forgotten_once_nothing_of_them_runs(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"- {{name: a, hash: {HASH}}}\n- {{name: b, hash: {OTHER_HASH}}}\n- {{name: c, hash: {hash_key('c')}}}\n")
+    keys = KeyRing(str(path), check_interval_s=0)
+    usages = [keys.usage(name) for name in "abc"]
+    usages[1].num_choices = 1
+    path.write_text(f"- {{name: a, hash: {HASH}}}\n")
+    digest = bytes.fromhex(HASH)
+    keys.find(digest)
+    assert (keys.usage("a") is usages[0], keys.usage("b") is usages[1], keys.usage("c") is usages[2]) == (True, True, False)
+    usages[1].num_choices = 0
+    path.write_text(f"- {{name: a, hash: {HASH}}} # again\n")
+    keys.find(digest)
+    assert keys.usage("b") is not usages[1]
 
 
 def test_the_documented_entry_has_every_field() -> None:
