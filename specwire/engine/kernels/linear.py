@@ -61,6 +61,15 @@ class LogitsHead:
             return F.linear(hidden, self._weight)
         return torch.mm(hidden, self._weight.t(), out_dtype=torch.float32)
 
+    def write(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """As a call, into logits, float32 [R, vocab_size], contiguous."""
+        if self._linear is not None:
+            logits.copy_(self._linear(hidden.float()))
+        elif self._weight.dtype == torch.float32:
+            torch.mm(hidden, self._weight.t(), out=logits)
+        else:
+            torch.mm(hidden, self._weight.t(), out_dtype=torch.float32, out=logits)
+
 
 def _can_pack(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():

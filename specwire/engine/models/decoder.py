@@ -30,6 +30,18 @@ class LayerWeights:
     down: Linear  # intermediate_size -> hidden_size
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """What a forward pass of another kind than `Decoder.forward` needs."""
+
+    embedding: torch.Tensor  # [vocab_size, hidden_size]
+    layers: list[LayerWeights]
+    final_norm: torch.Tensor  # [hidden_size]
+    head: LogitsHead
+    cos: torch.Tensor  # [max_position_embeddings, D], as `rope_table` gives it, in the model's dtype
+    signed_sin: torch.Tensor  # [max_position_embeddings, D]
+
+
 class Decoder:
     """Weights and forward pass of one model; holds no state of any sequence.
 
@@ -63,6 +75,11 @@ class Decoder:
         cos, sin = rope_table(config.rope, config.head_dim, config.max_position_embeddings)
         self._cos = cos.to(self.device, self.dtype)[:, None]  # [max_position_embeddings, 1, D]
         self._sin = sin.to(self.device, self.dtype)[:, None]  # [max_position_embeddings, 1, D], first half negated
+
+    @property
+    def weights(self) -> DecoderWeights:
+        """The tensors themselves, not copies."""
+        return DecoderWeights(self._embedding, self._layers, self._final_norm, self._head, self._cos[:, 0], self._sin[:, 0])
 
     def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the batch's tokens and writes their KV. Returns hidden states after the final norm [T, hidden_size]."""

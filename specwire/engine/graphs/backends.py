@@ -1,0 +1,121 @@
+"""Which kernels a round runs on: Triton's on CUDA, their torch twins elsewhere. The only place that chooses."""
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from specwire.engine.graphs.tensors import RoundInputs
+from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
+from specwire.engine.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from specwire.engine.kernels.work_list import DeviceAttentionPlan
+
+_SHORT_QUERY_LEN = 32
+"""Rounds with longer rows take the attention kernel's tiles for prefill."""
+
+
+class Attention(Protocol):
+    """Attention of the rounds of one padded size."""
+
+    def update(self, inputs: RoundInputs) -> None:
+        """Once a round, before its layers."""
+        ...
+
+    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: RoundInputs) -> torch.Tensor:
+        """query [T, num_heads, head_dim] -> the same shape, contiguous; rows of no request are undefined."""
+        ...
+
+
+class Backend(Protocol):
+    """Kernels of one kind. Modules: `layers` like `layer_ops_torch`, `rounds` like `round_ops_torch`, `sampling` like `gumbel_argmax_torch`."""
+
+    @property
+    def layers(self) -> ModuleType: ...
+    @property
+    def rounds(self) -> ModuleType: ...
+    @property
+    def sampling(self) -> ModuleType: ...
+
+    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
+        """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other."""
+        ...
+
+
+def choose_backend(config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
+    """The kernels for a device."""
+    return TritonBackend(config, device) if device.type == "cuda" else TorchBackend(config, device, dtype, block_size)
+
+
+class TorchBackend:
+    """The twins; they wait for the device, so no graph can hold them."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
+        from specwire.engine.graphs import round_ops_torch
+        from specwire.engine.kernels import gumbel_argmax_torch, layer_ops_torch
+
+        self.layers, self.rounds, self.sampling = layer_ops_torch, round_ops_torch, gumbel_argmax_torch
+        self._config, self._device, self._dtype, self._block_size = config, device, dtype, block_size
+
+    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
+        """See `Backend.attention`."""
+        return _TorchAttention(self._config, self._device, self._dtype, self._block_size)
+
+
+class _TorchAttention:
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
+        self._group, self._scale = config.num_heads // config.num_kv_heads, config.head_dim**-0.5
+        self._device, self._dtype, self._block_size = device, dtype, block_size
+        self._plan = AttentionPlan(())
+
+    def update(self, inputs: RoundInputs) -> None:
+        cu_seqlens_q = inputs.cu_seqlens_q.cpu().numpy().astype("int64")
+        num_requests = int((cu_seqlens_q[1:] > cu_seqlens_q[:-1]).sum())  # padding requests are behind all others
+        seq_lens = inputs.seq_lens[:num_requests].cpu().numpy().astype("int64").clip(min=1)  # a dead row sees one position rather than none
+        slots = slot_table(inputs.block_tables[:num_requests].cpu().numpy(), self._block_size)
+        self._plan = plan_attention(cu_seqlens_q[: num_requests + 1], seq_lens, slots, self._group, self._device, self._dtype)
+
+    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: RoundInputs) -> torch.Tensor:
+        output = query.new_zeros(query.shape)
+        real = ragged_attention(query, layer_kv, inputs.cu_seqlens_q, inputs.seq_lens, inputs.block_tables, self._scale, plan=self._plan)
+        output[: len(real)] = real  # one call of all rows leaves the padding out
+        return output
+
+
+class TritonBackend:
+    """Kernels that a CUDA graph can hold. They also run in Triton's interpreter, for tests."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        from specwire.engine.graphs import round_ops
+        from specwire.engine.kernels import gumbel_argmax, layer_ops
+        from specwire.engine.kernels.work_list import PREFILL_TUNING, AttentionScratch, AttentionTuning
+
+        self.layers, self.rounds, self.sampling = layer_ops, round_ops, gumbel_argmax
+        self._config = config
+        self._short, self._long = (
+            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (AttentionTuning(), PREFILL_TUNING)
+        )
+
+    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
+        """See `Backend.attention`."""
+        from specwire.engine.kernels.work_list import DeviceAttentionPlan
+
+        scratch = self._long if max_query_len > _SHORT_QUERY_LEN else self._short
+        plan = DeviceAttentionPlan(scratch, num_requests, max_num_tokens, max_query_len, self._config.num_heads)
+        return _TritonAttention(plan, self._config.head_dim**-0.5)
+
+
+class _TritonAttention:
+    def __init__(self, plan: "DeviceAttentionPlan", scale: float) -> None:
+        from specwire.engine.kernels.paged_attention import paged_attention
+
+        self._plan, self._scale, self._attend = plan, scale, paged_attention
+
+    def update(self, inputs: RoundInputs) -> None:
+        self._plan.update(inputs.cu_seqlens_q, inputs.seq_lens)
+
+    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: RoundInputs) -> torch.Tensor:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        self._attend(query, layer_kv, inputs.block_tables, self._scale, self._plan, output)
+        return output

@@ -1,0 +1,173 @@
+"""Runs rounds: packs the upload, replays the graph of the round's size, and hands out its results when they have arrived.
+
+Nothing that knows of sequences, scheduling or blocks' owners may be added here, and nothing that waits for the device in `launch` but the
+sampling of rows that no kernel samples.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specwire.engine.graphs.backends import Attention, Backend, choose_backend
+from specwire.engine.graphs.forward import RoundForward
+from specwire.engine.graphs.results import Round, samples_in_kernel
+from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState
+from specwire.engine.graphs.upload import RoundRow, Uploads
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.decoder import Decoder
+from specwire.engine.sampling.segments import SegmentRows, SegmentTokens, sample_segments
+from specwire.engine.sampling.slot import SlotSampling
+
+
+@dataclass(slots=True)
+class RoundCounts:
+    """Since the start."""
+
+    num_graph_rounds: int = 0  # on CUDA; rounds of a graph's size elsewhere
+    num_eager_rounds: int = 0  # with a row longer than num_draft_tokens + 1, or more tokens than the largest graph
+    num_padded_tokens: int = 0  # through the model, with padding
+    num_tokens: int = 0
+    num_rows_sampled_outside: int = 0  # each made its round wait for the device
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Rounds of up to len(inputs.token_ids) tokens."""
+
+    inputs: RoundInputs
+    attention: Attention
+    graph: torch.cuda.CUDAGraph | None  # None where there are no graphs, or before the capture
+
+
+class RoundRunner:
+    """One model on one device, with up to `num_in_flight` rounds launched and not read. Not thread-safe: one thread owns it.
+
+    Args:
+        model: the decoder.
+        kv_cache: on the same device.
+        limits: of every round.
+        num_in_flight: rounds that may be launched before the first one's results are read (W).
+        backend: None = the device's.
+    """
+
+    def __init__(self, model: Decoder, kv_cache: KVCache, limits: RoundLimits, *, num_in_flight: int = 2, backend: Backend | None = None) -> None:
+        device = self._device = model.device
+        self.counts = RoundCounts()
+        self._limits = limits
+        self._backend = backend or choose_backend(model.config, device, model.dtype, kv_cache.block_size)
+        self._state = SlotState.allocate(limits, kv_cache.block_size, device)
+        max_blocks = self._state.block_tables.shape[1]
+        self._uploads = Uploads(limits, max_blocks, num_in_flight, device)
+        self._inputs = RoundInputs.allocate(limits, max_blocks, device)
+        self._downloads = [torch.zeros(self._inputs.results.shape, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(num_in_flight)]
+        self._rounds: list[Round | None] = [None] * num_in_flight
+        self._next_buffer = 0
+        self._forward = RoundForward(model, kv_cache, self._backend, self._state, self._uploads.on_device, limits.max_graph_tokens)
+        self._eager_attention = self._backend.attention(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_num_batched_tokens)
+        self._sizes = {size: self._make_size(size) for size in limits.graph_sizes()}
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Token counts that short rows are padded to, rising."""
+        return list(self._sizes)
+
+    @torch.inference_mode()
+    def capture(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compiles all kernels and, on CUDA, captures a graph of each size, largest first into one memory pool.
+
+        Args:
+            on_progress: called with (graphs captured, graphs in all) after each one.
+        """
+        self._uploads.send((), 0)
+        eager = self._inputs.first(self._limits.max_num_seqs, self._limits.max_num_batched_tokens, self._limits.max_num_seqs)
+        self._forward.run(eager, self._eager_attention)
+        if self._device.type != "cuda":
+            return
+        pool = torch.cuda.graph_pool_handle()
+        for done, size in enumerate(sorted(self._sizes, reverse=True)):
+            made = self._sizes[size]
+            self._forward.run(made.inputs, made.attention)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._forward.run(made.inputs, made.attention)
+            self._sizes[size] = _Size(made.inputs, made.attention, graph)
+            on_progress(done + 1, len(self._sizes))
+
+    def open(self, slot: int, sampling: SlotSampling) -> None:
+        """A new sequence in a slot, from the next round on; rounds launched before still see the old one."""
+        self._uploads.open(slot, sampling)
+
+    @torch.inference_mode()
+    def launch(self, rows: Sequence[RoundRow]) -> Round:
+        """Starts a round; its results come from the round that is returned. The round launched num_in_flight rounds before must be read."""
+        self._check(rows)
+        buffer = self._next_buffer
+        self._next_buffer = (buffer + 1) % len(self._rounds)
+        before = self._rounds[buffer]
+        assert before is None or before.is_read, f"more than {len(self._rounds)} rounds in flight"
+        self._uploads.send(rows, buffer)
+        self._run(rows)
+        outside = self._sample_outside(rows)
+        download = self._downloads[buffer]
+        download[: len(rows)].copy_(self._inputs.results[: len(rows)], non_blocking=True)
+        started = self._rounds[buffer] = Round(rows, download, outside, self._device)
+        return started
+
+    def _check(self, rows: Sequence[RoundRow]) -> None:
+        slots = {row.slot for row in rows}
+        assert 0 < len(rows) == len(slots), f"{len(rows)} rows of {len(slots)} slots"
+        for row in rows:
+            num_tokens = len(row.token_ids)
+            assert 0 <= row.num_drafts <= min(self._limits.max_num_draft_tokens, num_tokens - 1), f"{row.num_drafts} drafts, {num_tokens} tokens"
+            assert num_tokens == 1 or not row.from_device, f"a row of {num_tokens} tokens from the device: only its first one can be"
+            assert row.samples or not row.num_drafts, f"{row.num_drafts} drafts in a row that does not sample"
+
+    def _run(self, rows: Sequence[RoundRow]) -> None:
+        """Runs the uploaded round in the smallest graph that holds it, or eagerly."""
+        num_tokens = sum(len(row.token_ids) for row in rows)
+        longest = max(len(row.token_ids) for row in rows)
+        assert num_tokens <= len(self._inputs.token_ids), f"{num_tokens} tokens in a round, {len(self._inputs.token_ids)} fit"
+        self.counts.num_tokens += num_tokens
+        if longest > self._limits.max_query_len or num_tokens > self._limits.max_graph_tokens:
+            self.counts.num_eager_rounds += 1
+            self.counts.num_padded_tokens += num_tokens
+            num_logit_rows = sum(1 + row.num_drafts for row in rows)
+            self._forward.run(self._inputs.first(self._limits.max_num_seqs, num_tokens, num_logit_rows), self._eager_attention)
+            return
+        size = next(size for size in self._sizes if size >= num_tokens)
+        self.counts.num_graph_rounds += 1
+        self.counts.num_padded_tokens += size
+        made = self._sizes[size]
+        if made.graph is not None:
+            made.graph.replay()
+        else:
+            assert self._device.type != "cuda", "graphs are not captured: call capture first"
+            self._forward.run(made.inputs, made.attention)
+
+    def _sample_outside(self, rows: Sequence[RoundRow]) -> dict[int, SegmentTokens]:
+        """Samples rows that ask for more than the kernel does, from the kept logits, and puts their last tokens into the state. Waits."""
+        chosen = [index for index, row in enumerate(rows) if row.samples and not samples_in_kernel(row.sampling, row.first_index)]
+        if not chosen:
+            return {}
+        self.counts.num_rows_sampled_outside += len(chosen)
+        starts = [0]
+        for row in rows:
+            starts.append(starts[-1] + 1 + row.num_drafts)
+        logit_rows = torch.tensor([r for i in chosen for r in range(starts[i], starts[i + 1])], device=self._device)
+        segments = [
+            SegmentRows(row.sampling, row.first_index, row.token_ids[len(row.token_ids) - row.num_drafts :]) for row in map(rows.__getitem__, chosen)
+        ]
+        outputs = sample_segments(self._forward.logits[logit_rows], segments)
+        slots = torch.tensor([rows[i].slot for i in chosen], device=self._device)
+        last_tokens = torch.tensor([-1 if out.is_bad else out.token_ids[-1] for out in outputs], dtype=torch.int32, device=self._device)
+        # A slot that was dead before the round stays dead: its logits are of nothing.
+        dead = self._inputs.seq_lens[torch.tensor(chosen, device=self._device)] == 0
+        self._state.last_tokens[slots] = last_tokens.masked_fill_(dead, -1)
+        return dict(zip(chosen, outputs, strict=True))
+
+    def _make_size(self, num_tokens: int) -> _Size:
+        num_requests = min(num_tokens, self._limits.max_num_seqs)
+        inputs = self._inputs.first(num_requests, num_tokens, num_tokens)
+        return _Size(inputs, self._backend.attention(num_requests, num_tokens, min(num_tokens, self._limits.max_query_len)), None)
