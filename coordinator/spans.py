@@ -36,7 +36,6 @@ class Spans:
 
     def __init__(self, tracer: Tracer, config: CoordinatorConfig, counters: Counters) -> None:
         self.tracer = tracer
-        self.num_live = 0
         self._placed: dict[Lane, dict[Sequence, SequenceTrace]] = {}
         self._sample_ratio = config.trace_sample_ratio
         self._max_steps = config.trace_max_steps
@@ -61,7 +60,6 @@ class Spans:
             for index, sequence in enumerate(request.sequences):
                 max_steps = most * (index + 1) // num_choices - most * index // num_choices
                 sequence.trace = SequenceTrace(trace, sequence.choice, max_steps)
-            self.num_live += 1
 
     def sequence_ended(self, sequence: "Sequence", reason: str, error: SpecwireError | None) -> None:
         trace = sequence.trace
@@ -75,7 +73,6 @@ class Spans:
     def request_ended(self, request: "Request") -> None:
         trace = request.trace
         if trace is not None:
-            self.num_live -= 1
             attributes = _request_attributes(request, trace, with_content=self._has_content)
             self.tracer.record(1, functools.partial(trace.root, request.arrived_ns, time.monotonic_ns(), attributes))
 

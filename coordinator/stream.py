@@ -77,7 +77,7 @@ class SessionStream:
         max_requests: most requests that have not ended.
     """
 
-    def __init__(self, engine: Submitter, max_update_bytes: int, max_requests: int = 4096) -> None:
+    def __init__(self, engine: Submitter, max_update_bytes: int, max_requests: int) -> None:
         self._max_requests = max_requests
         self._engine = engine
         self._max_update_bytes = max_update_bytes

@@ -92,11 +92,10 @@ class ServerCertificates:
     the server goes on with what it has.
 
     Attributes:
-        num_reloads, num_failed_reloads: changes that were taken over, and that could not be used.
+        num_failed_reloads: changes that could not be used.
     """
 
     def __init__(self, tls: ServerTls) -> None:
-        self.num_reloads = 0
         self.num_failed_reloads = 0
         self._tls = tls
         self._watch = FileWatch(tls.files)
@@ -124,7 +123,6 @@ class ServerCertificates:
             self.num_failed_reloads += 1
             logger.error("the changed TLS files are not used, the ones before stay: %s", error)
             return None
-        self.num_reloads += 1
         logger.info("the TLS files have changed and are used from now on: %s", ", ".join(self._tls.files))
         return configuration
 

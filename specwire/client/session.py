@@ -74,11 +74,6 @@ class Session:
         self.num_breaks = 0
 
     @property
-    def num_live(self) -> int:
-        """Requests that have neither ended nor been cancelled."""
-        return len(self._live)
-
-    @property
     def is_open(self) -> bool:
         """Whether there is a stream."""
         return self._reader is not None

@@ -35,11 +35,6 @@ class Metric:
             f"{self.name} is a {self.kind}: counters end with _total, and nothing else does"
         )
 
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names under which its samples appear."""
-        return tuple(f"{self.name}_{suffix}" for suffix in ("bucket", "sum", "count")) if self.kind is Kind.HISTOGRAM else (self.name,)
-
 
 def make_counter(service: str, what: str, text: str, *labels: str) -> Metric:
     """Named specwire_<service>_<what>_total."""

@@ -110,10 +110,6 @@ def pack_response(choices: list[ChoiceDelta]) -> pb.GenerateResponse:
     return pb.GenerateResponse(choices=map(pack_choice, choices))
 
 
-def unpack_response(message: pb.GenerateResponse) -> list[ChoiceDelta]:
-    return [unpack_choice(choice) for choice in message.choices]
-
-
 def pack_start(start: SessionStart) -> pb.SessionStart:
     return pb.SessionStart(stream_id=start.stream_id, request=pack_request(start.request))
 
@@ -179,11 +175,6 @@ def unpack_batch_request(message: pb.GenerateBatchRequest) -> list[GenerateReque
 
 def pack_batch_response(index: int, choices: list[ChoiceDelta], error: ErrorStatus | None) -> pb.GenerateBatchResponse:
     return pb.GenerateBatchResponse(index=index, choices=map(pack_choice, choices), error=None if error is None else _pack_error(error))
-
-
-def unpack_batch_response(message: pb.GenerateBatchResponse) -> tuple[int, list[ChoiceDelta], ErrorStatus | None]:
-    error = _unpack_error(message.error) if message.HasField("error") else None
-    return message.index, [unpack_choice(choice) for choice in message.choices], error
 
 
 def pack_tokenizer(spec: TokenizerSpec) -> pb.GetTokenizerResponse:

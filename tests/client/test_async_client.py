@@ -369,7 +369,7 @@ async def test_cancelling_generate_cancels_it(client: AsyncClient, engine: Scrip
     running.cancel()
     await until(lambda: not engine.live)
     assert client._connection is not None
-    assert client._connection.session.num_live == 0
+    assert not client._connection.session._live
 
 
 async def test_a_stream_that_is_never_read_starts_nothing(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:
@@ -398,7 +398,7 @@ async def test_a_slow_consumer_finds_longer_events_and_holds_up_nobody(ids_clien
     other = await ids_client.generate([1, 0], max_tokens=800)  # ends while nobody reads the slow one
     assert len(other.token_ids) == 800
     assert ids_client._connection is not None
-    await until(lambda: ids_client._connection.session.num_live == 0)  # type: ignore[union-attr]
+    await until(lambda: not ids_client._connection.session._live)  # type: ignore[union-attr]
     rest: list[StreamEvent] = [event async for event in slow]
     assert [*first.token_ids, *(token_id for event in rest for token_id in event.token_ids)] == expected_tokens([0], 0, 600, 1000)
     assert len(rest) == 1

@@ -19,6 +19,7 @@ from specwire.wire import common, generate
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
 from tests.coordinator.serving import serving, until
+from tests.wire.responses import unpack_batch_response, unpack_response
 
 
 @pytest.fixture
@@ -87,9 +88,7 @@ async def status(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_generate_streams_deltas(stub: CoordinatorServiceStub) -> None:
-    choices = [
-        choice async for message in stub.Generate(generate.pack_request(request(max_tokens=10))) for choice in generate.unpack_response(message)
-    ]
+    choices = [choice async for message in stub.Generate(generate.pack_request(request(max_tokens=10))) for choice in unpack_response(message)]
     assert [token for choice in choices for token in choice.token_ids] == list(range(1, 11))
     assert choices[-1].finish_reason is FinishReason.LENGTH
 
@@ -340,7 +339,7 @@ async def test_a_session_message_over_the_limit_ends_the_session_with_its_size(e
 
 
 async def batch_results(call: Any) -> list[tuple]:
-    return [generate.unpack_batch_response(message) async for message in call]
+    return [unpack_batch_response(message) async for message in call]
 
 
 async def test_batch(stub: CoordinatorServiceStub) -> None:

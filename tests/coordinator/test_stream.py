@@ -16,7 +16,7 @@ from tests.coordinator.byte_tokenizer import ids_of, make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
 
 DEADLINE = ErrorStatus(4, "the deadline of 5 ms passed after 8 tokens")
-MANY_BYTES = 1 << 25
+MANY_BYTES, MANY_REQUESTS = 1 << 25, 4096
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ async def test_a_failed_request_gives_its_tokens_then_its_error(paused: Scripted
 
 
 async def test_one_update_a_step_holds_every_stream(paused: ScriptedEngine) -> None:
-    session = SessionStream(paused, MANY_BYTES)
+    session = SessionStream(paused, MANY_BYTES, MANY_REQUESTS)
     for stream_id in range(1, 51):
         session.start(stream_id, request(stream_id, max_tokens=12))
     session.end_input()
@@ -192,7 +192,7 @@ async def test_one_update_a_step_holds_every_stream(paused: ScriptedEngine) -> N
 
 
 async def test_what_a_slow_client_missed_comes_as_one_entry(paused: ScriptedEngine) -> None:
-    session = SessionStream(paused, MANY_BYTES)
+    session = SessionStream(paused, MANY_BYTES, MANY_REQUESTS)
     session.start(7, request(max_tokens=100, n=2))
     updates = session.updates()
     for _ in range(5):
@@ -204,7 +204,7 @@ async def test_what_a_slow_client_missed_comes_as_one_entry(paused: ScriptedEngi
 
 async def test_backlog_stops_the_sequence_and_reading_starts_it_again(engine: ScriptedEngine) -> None:
     engine.max_stream_backlog = 64
-    session = SessionStream(engine, MANY_BYTES)
+    session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     session.start(1, request(max_tokens=900))
     session.end_input()
     updates, largest, total = session.updates(), 0, 0
@@ -223,7 +223,7 @@ async def test_backlog_stops_the_sequence_and_reading_starts_it_again(engine: Sc
 
 
 async def test_updates_are_bounded_in_bytes(paused: ScriptedEngine) -> None:
-    session = SessionStream(paused, 1000)
+    session = SessionStream(paused, 1000, MANY_REQUESTS)
     for stream_id in range(1, 101):
         session.start(stream_id, request(stream_id, max_tokens=4, logprobs=3))
     session.end_input()
@@ -237,7 +237,7 @@ async def test_updates_are_bounded_in_bytes(paused: ScriptedEngine) -> None:
 
 
 async def test_a_refused_start_disturbs_nobody(engine: ScriptedEngine) -> None:
-    session = SessionStream(engine, MANY_BYTES)
+    session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     session.start(1, request(max_tokens=20))
     with pytest.raises(InvalidArgumentError, match="token id 1000") as wrong_id:
         session.start(2, request(1000))
@@ -262,14 +262,14 @@ async def test_a_refused_start_disturbs_nobody(engine: ScriptedEngine) -> None:
 
 
 async def test_a_refusal_is_sent_even_if_nothing_else_ever_was(engine: ScriptedEngine) -> None:
-    session = SessionStream(engine, MANY_BYTES)
+    session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     session.refuse(3, InvalidArgumentError("no"))
     session.end_input()
     assert [[e.stream_id for e in update.events] for update in await collect(session)] == [[3]]
 
 
 async def test_cancel_ends_only_its_stream(paused: ScriptedEngine) -> None:
-    session = SessionStream(paused, MANY_BYTES)
+    session = SessionStream(paused, MANY_BYTES, MANY_REQUESTS)
     session.start(1, request(max_tokens=12))
     session.start(2, request(max_tokens=12, n=2))
     session.end_input()
@@ -291,7 +291,7 @@ async def test_cancel_ends_only_its_stream(paused: ScriptedEngine) -> None:
 
 
 async def test_an_id_can_be_used_again_after_its_end(engine: ScriptedEngine) -> None:
-    session = SessionStream(engine, MANY_BYTES)
+    session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     updates = session.updates()
     for _ in range(3):
         session.start(1, request(max_tokens=4))
@@ -299,7 +299,7 @@ async def test_an_id_can_be_used_again_after_its_end(engine: ScriptedEngine) -> 
 
 
 async def test_close_cancels_everything_and_is_idempotent(paused: ScriptedEngine) -> None:
-    session = SessionStream(paused, MANY_BYTES)
+    session = SessionStream(paused, MANY_BYTES, MANY_REQUESTS)
     for stream_id in range(5):
         session.start(stream_id, request())
     session.close()
@@ -309,7 +309,7 @@ async def test_close_cancels_everything_and_is_idempotent(paused: ScriptedEngine
 
 
 async def test_a_client_that_does_not_read_its_refusals_is_read_no_further(engine: ScriptedEngine) -> None:
-    session = SessionStream(engine, MANY_BYTES)
+    session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     num_refused = 0
 
     async def read() -> None:
@@ -331,7 +331,7 @@ async def test_a_client_that_does_not_read_its_refusals_is_read_no_further(engin
 
 
 async def test_a_drained_session_refuses_starts_and_ends_with_its_last_request(engine: ScriptedEngine) -> None:
-    session = SessionStream(engine, MANY_BYTES)
+    session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     session.start(1, request(max_tokens=20))
     session.drain()
     with pytest.raises(UnavailableError, match="shutting down"):
@@ -347,7 +347,7 @@ async def test_stop_strings_bring_text(engine: ScriptedEngine) -> None:
     engine.close()
     spelling = ScriptedEngine(make_spec())
     try:
-        session = SessionStream(spelling, MANY_BYTES)
+        session = SessionStream(spelling, MANY_BYTES, MANY_REQUESTS)
         session.start(1, GenerateRequest(ids_of("@"), SamplingParams(stop=("HI",))))
         session.end_input()
         events = [event for update in await collect(session) for event in update.events if event.choice]
@@ -364,7 +364,7 @@ async def test_random_pace_of_engine_and_client(engine: ScriptedEngine, seed: in
     draw = random.Random(seed)
     engine.is_paused = True
     engine.max_stream_backlog = draw.choice([8, 1024])
-    session = SessionStream(engine, draw.choice([200, MANY_BYTES]))
+    session = SessionStream(engine, draw.choice([200, MANY_BYTES]), MANY_REQUESTS)
     updates, gathered, cancelled = session.updates(), Gathered(), set()
     lengths = {stream_id: draw.randint(1, 60) for stream_id in range(1, 41)}
     waiting = list(lengths)

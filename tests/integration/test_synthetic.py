@@ -14,6 +14,7 @@ from specwire.sampling_params import SamplingParams
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
 from tests.engine.tiny_models import save_tiny_model
+from tests.wire.responses import unpack_response
 from verifier_svc.verifier import Verifier
 
 from .invariance import add_spec
@@ -63,7 +64,7 @@ async def run(stub: coordinator_pb2_grpc.CoordinatorServiceStub, label: str, rat
     token_ids: list[int] = []
     last: ChoiceDelta | None = None
     async for response in stub.Generate(generate.pack_request(request)):
-        for last in generate.unpack_response(response):
+        for last in unpack_response(response):
             token_ids += last.token_ids
     assert last is not None
     assert last.spec_stats is not None

@@ -40,9 +40,14 @@ def value(series: Series, name: str, **labels: str) -> float:
     return series[name, tuple(sorted(labels.items()))]
 
 
+def series_of(metric: Metric) -> tuple[str, ...]:
+    """The names under which a family's samples appear."""
+    return tuple(f"{metric.name}_{suffix}" for suffix in ("bucket", "sum", "count")) if metric.kind == "histogram" else (metric.name,)
+
+
 def only_grows(metrics: Sequence[Metric]) -> set[str]:
     """Names of all series that may never go backwards."""
-    return {name for metric in metrics if metric.kind != "gauge" for name in metric.series}
+    return {name for metric in metrics if metric.kind != "gauge" for name in series_of(metric)}
 
 
 def check_growth(metrics: Sequence[Metric], before: Series, now: Series) -> None:

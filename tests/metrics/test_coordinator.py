@@ -14,7 +14,7 @@ from coordinator.metrics import MAX_PEERS, OTHER, Metrics, StepParts
 from coordinator.sequence import Sequence as Choice
 from specwire.messages import DraftResult, RowStatus, VerifyResult, VerifyRound
 from specwire.metrics import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS
-from tests.metrics.scrape import Series, by_name, make_scraper, value
+from tests.metrics.scrape import Series, by_name, make_scraper, series_of, value
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
@@ -178,7 +178,7 @@ async def test_before_traffic_everything_is_there_and_zero() -> None:
     async with Cluster(**SERVED) as cluster:  # type: ignore[arg-type]
         await cluster.all_there()
         series = scraper(cluster)()
-    names = {name for metric in exposition.METRICS for name in metric.series}
+    names = {name for metric in exposition.METRICS for name in series_of(metric)}
     assert names == {name for name, _ in series}, "a family has no series before traffic"
     states = {"ready", "peer_up", "kv_blocks"}
     assert {name.removeprefix(PREFIX) for (name, _), number in series.items() if number} == states

@@ -11,11 +11,12 @@ import yaml
 from coordinator import exposition
 from drafter_svc import metrics as drafter_metrics
 from specwire.metrics import Metric
+from tests.metrics.scrape import series_of
 from verifier_svc import metrics as verifier_metrics
 
 ROOT = Path(__file__).parents[2]
 SERVICES = {"Coordinator": exposition.METRICS, "Verifier": verifier_metrics.METRICS, "Drafter": drafter_metrics.METRICS}
-ALL = {name: metric for metrics in SERVICES.values() for metric in metrics for name in metric.series}
+ALL = {name: metric for metrics in SERVICES.values() for metric in metrics for name in series_of(metric)}
 OBSERVABILITY = ROOT / "deploy" / "observability"
 PROMETHEUS_LABELS = {"le", "instance", "job"}
 DASHBOARD = json.loads((OBSERVABILITY / "grafana" / "dashboards" / "specwire.json").read_text(encoding="utf-8"))

@@ -12,10 +12,10 @@ from specwire.config import DrafterConfig
 from specwire.messages import DraftCommit, DraftRow, RowStatus, SlotRef
 from specwire.rpc import open_channel
 from tests.drafter.helpers import DraftClient, ScriptedMethod, draft_stream, open_request, serve_drafter
-from tests.metrics.scrape import Series, by_name, check_growth, make_scraper, value
+from tests.metrics.scrape import Series, by_name, check_growth, make_scraper, series_of, value
 
 PREFIX = "specwire_drafter_"
-EVERYTHING = {name for metric in metrics.METRICS for name in metric.series}
+EVERYTHING = {name for metric in metrics.METRICS for name in series_of(metric)}
 
 
 def scraper(source: DrafterMetrics) -> Callable[[], Series]:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from specwire.metrics import NUM_TOKENS_BOUNDS, Histogram, Kind, Metric
+from tests.metrics.scrape import series_of
 
 
 def test_a_value_that_equals_a_bound_is_below_it() -> None:
@@ -45,4 +46,4 @@ def test_bounds_must_ascend() -> None:
 def test_a_name_says_whether_it_is_a_counter() -> None:
     with pytest.raises(AssertionError, match="_total"):
         Metric("specwire_verifier_rounds", Kind.COUNTER, "rounds")
-    assert Metric("a_seconds", Kind.HISTOGRAM, "").series == ("a_seconds_bucket", "a_seconds_sum", "a_seconds_count")
+    assert series_of(Metric("a_seconds", Kind.HISTOGRAM, "")) == ("a_seconds_bucket", "a_seconds_sum", "a_seconds_count")

@@ -11,7 +11,7 @@ import torch
 
 from specwire.engine.models.decoder import Decoder
 from specwire.messages import RowStatus, VerifyRound
-from tests.metrics.scrape import Series, by_name, check_growth, make_scraper, value
+from tests.metrics.scrape import Series, by_name, check_growth, make_scraper, series_of, value
 from tests.verifier.harness import PROMPT, Rounds, Served, decode, describe, ends_with, make_verifier, open_message, prefill, serve, tiny_model, until
 from verifier_svc import metrics
 from verifier_svc.loading import LoadedVerifier
@@ -19,7 +19,7 @@ from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.server import VerifierServer
 
 PREFIX = "specwire_verifier_"
-EVERYTHING = {name for metric in metrics.METRICS for name in metric.series}
+EVERYTHING = {name for metric in metrics.METRICS for name in series_of(metric)}
 
 
 @pytest.fixture(scope="module")

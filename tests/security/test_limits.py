@@ -27,6 +27,7 @@ from tests.coordinator.serving import until
 from tests.scripted.cluster import Cluster
 from tests.scripted.verifier import VerifierScript
 from tests.security.serving import serving
+from tests.wire.responses import unpack_batch_response
 
 KEY, OTHER_KEY = make_key(), make_key()
 
@@ -125,7 +126,7 @@ async def test_a_batch_keeps_to_the_concurrency_of_its_key(file: File) -> None:
     file.write(entry(max_concurrent_requests=2))
     async with serving(api_keys=file.path) as (server, _), open_channel(server.bound_addresses[0], metadata=bearer(KEY)) as channel:
         message = pb.GenerateBatchRequest(requests=[generate.pack_request(GenerateRequest([5, i], SamplingParams(max_tokens=3))) for i in range(9)])
-        results = [generate.unpack_batch_response(response) async for response in CoordinatorServiceStub(channel).GenerateBatch(message)]
+        results = [unpack_batch_response(response) async for response in CoordinatorServiceStub(channel).GenerateBatch(message)]
         assert sorted(index for index, _, error in results if error is None) == list(range(9))
 
 

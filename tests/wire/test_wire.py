@@ -7,6 +7,7 @@ from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import types_pb2, verifier_pb2
 from specwire.wire import common, draft, generate, verify
+from tests.wire.responses import unpack_batch_response, unpack_response
 
 SAMPLING = SamplingParams(
     n=2, max_tokens=7, min_tokens=1, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, seed=2**64 - 1, presence_penalty=0.5, frequency_penalty=-0.25,
@@ -120,7 +121,7 @@ def test_choice_round_trip():
         1, [5, 6], bytes([2, 4]), "text", [m.TokenLogprobs(-0.5, [(5, -0.5)]), m.TokenLogprobs(-1.0, [(6, -1.0)])], m.FinishReason.STOP, "\n\n",
         m.Usage(3, 0, 2), m.SpecStats(1, 5, 1, (1, 0, 0, 0, 0), 1, 0, True), m.ErrorStatus(13, "x"),
     )  # fmt: skip
-    assert generate.unpack_response(generate.pack_response([full, m.ChoiceDelta(0, [], text="", stop_cause=0)])) == [
+    assert unpack_response(generate.pack_response([full, m.ChoiceDelta(0, [], text="", stop_cause=0)])) == [
         full,
         m.ChoiceDelta(0, [], text="", stop_cause=0),
     ]
@@ -134,7 +135,7 @@ def test_session_round_trip():
     assert through(update, generate.pack_update, generate.unpack_update) == update
     start = m.SessionStart(3, m.GenerateRequest([4], SAMPLING))
     assert generate.unpack_command(generate.pack_command([generate.pack_start(start)], [1, 2])) == ([start], [1, 2])
-    assert generate.unpack_batch_response(generate.pack_batch_response(4, [], m.ErrorStatus(8, "full"))) == (4, [], m.ErrorStatus(8, "full"))
+    assert unpack_batch_response(generate.pack_batch_response(4, [], m.ErrorStatus(8, "full"))) == (4, [], m.ErrorStatus(8, "full"))
 
 
 @pytest.mark.parametrize(
