@@ -44,16 +44,24 @@ class DrafterMetrics:
 
     def __init__(self, pool: SequencePool, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
-        self.certificates: ServerCertificates | None = None
+        self._certificates: ServerCertificates | None = None
         self.num_draft_tokens = 0
         self.num_catch_up_tokens = 0
         self.num_streams_opened = 0  # the event loop's
         self.num_streams = 0  # the event loop's
-        self.is_ready = False  # the event loop's
+        self._is_ready = False  # the event loop's
         self.rows: Counter[RowStatus] = Counter()
         self.drafting = Histogram(STEP_BOUNDS)
         self.queue = Histogram(STEP_BOUNDS)
         self._pool = pool
+
+    def watch(self, certificates: ServerCertificates | None) -> None:
+        """What the server counts itself: changed files that can't be used."""
+        self._certificates = certificates
+
+    def ready(self) -> None:
+        """Drafts can be asked for from now on."""
+        self._is_ready = True
 
     def stream_opened(self, num_streams: int) -> None:
         """num_streams: open ones now."""
@@ -79,11 +87,11 @@ class DrafterMetrics:
             (DRAFT_TOKENS, self.num_draft_tokens),
             (CATCH_UP_TOKENS, self.num_catch_up_tokens),
             (STREAMS_OPENED, self.num_streams_opened),
-            (FAILED_RELOADS, 0 if self.certificates is None else self.certificates.num_failed_reloads),
+            (FAILED_RELOADS, 0 if self._certificates is None else self._certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (BAD_TRACEPARENTS, 0 if self._tracer is None else self._tracer.num_bad_traceparents),
-            (READY, int(self.is_ready)),
+            (READY, int(self._is_ready)),
             (STREAMS, self.num_streams),
             (OPEN, self._pool.max_num_seqs - self._pool.num_free),
             (MAX_OPEN, self._pool.max_num_seqs),

@@ -49,7 +49,7 @@ class DrafterServer:
         max_message_bytes = config.max_message_mb << 20
         self._servicer = _Servicer(self.worker, max_message_bytes, instance_id)
         self._server = Server(config.listen, [SERVICE_NAME], self._servicer.register, max_message_bytes, tls=server_tls(config))
-        self.worker.metrics.certificates = self._server.certificates
+        self.worker.metrics.watch(self._server.certificates)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class DrafterServer:
     async def wait_ready(self) -> None:
         """Returns when drafts can be asked for; raises what kept the method from being made."""
         await asyncio.wrap_future(self.worker.ready)
-        self.worker.metrics.is_ready = True
+        self.worker.metrics.ready()
         await self._server.set_serving(True)
 
     async def drain(self, grace_s: float) -> None:

@@ -52,7 +52,7 @@ class VerifierMetrics:
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
-        self.certificates: ServerCertificates | None = None
+        self._certificates: ServerCertificates | None = None
         self.num_sessions = 0
         self.num_takeovers = 0
         self.num_refused = 0
@@ -60,7 +60,15 @@ class VerifierMetrics:
         self.is_held = False
         self.forward = Histogram(STEP_BOUNDS)
         self.queue = Histogram(STEP_BOUNDS)
-        self.verifier: Verifier | None = None
+        self._verifier: Verifier | None = None
+
+    def watch(self, certificates: ServerCertificates | None) -> None:
+        """What the server counts itself: changed files that can't be used."""
+        self._certificates = certificates
+
+    def loaded(self, verifier: "Verifier") -> None:
+        """What counts in its rounds is there."""
+        self._verifier = verifier
 
     def round_run(self, timing: RoundTiming) -> None:
         """On the worker's thread. The clock may have been set meanwhile."""
@@ -69,7 +77,7 @@ class VerifierMetrics:
 
     def collect(self) -> Iterator[Sample]:
         """Everything as it is now; may run on any thread."""
-        verifier = self.verifier
+        verifier = self._verifier
         rows = {} if verifier is None else dict(verifier.num_rows)
         for status in RowStatus:
             yield Sample(ROWS, (status.name.lower(),), rows.get(status, 0))
@@ -86,7 +94,7 @@ class VerifierMetrics:
             (TAKEOVERS, self.num_takeovers),
             (REFUSED, self.num_refused),
             (FAULTS, self.num_faults),
-            (FAILED_RELOADS, 0 if self.certificates is None else self.certificates.num_failed_reloads),
+            (FAILED_RELOADS, 0 if self._certificates is None else self._certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (BAD_TRACEPARENTS, 0 if self._tracer is None else self._tracer.num_bad_traceparents),

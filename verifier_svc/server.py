@@ -142,7 +142,7 @@ class VerifierServer:
             HOLDER_KEEPALIVE_MS,
             tls,
         )
-        self.metrics.certificates = self._server.certificates
+        self.metrics.watch(self._server.certificates)
 
     @property
     def bound_addresses(self) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ class VerifierServer:
         """Loads the verifier, then serves. Raises what loading raises."""
         loaded = await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
         self._gate = SessionGate(loaded.verifier, self._worker, self._instance_id, self._max_outstanding_rounds, self.metrics, self._tracer)
-        self.metrics.verifier = loaded.verifier
+        self.metrics.loaded(loaded.verifier)
         self._servicer.serve(loaded, self._gate)
         await self._server.set_serving(True)
 
