@@ -72,6 +72,9 @@ class _TorchAttention:
     def update(self, inputs: RoundInputs) -> None:
         cu_seqlens_q = inputs.cu_seqlens_q.cpu().numpy().astype("int64")
         num_requests = int((cu_seqlens_q[1:] > cu_seqlens_q[:-1]).sum())  # padding requests are behind all others
+        if not num_requests:
+            self._plan = AttentionPlan(())
+            return
         seq_lens = inputs.seq_lens[:num_requests].cpu().numpy().astype("int64").clip(min=1)  # a dead row sees one position rather than none
         slots = slot_table(inputs.block_tables[:num_requests].cpu().numpy(), self._block_size)
         self._plan = plan_attention(cu_seqlens_q[: num_requests + 1], seq_lens, slots, self._group, self._device, self._dtype)

@@ -49,12 +49,23 @@ class RoundRunner:
         limits: of every round.
         num_in_flight: rounds that may be launched before the first one's results are read (W).
         backend: None = the device's.
+        use_graphs: False runs the same kernels one by one, to look for faults. Off a CUDA device there are no graphs.
     """
 
-    def __init__(self, model: Decoder, kv_cache: KVCache, limits: RoundLimits, *, num_in_flight: int = 2, backend: Backend | None = None) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        limits: RoundLimits,
+        *,
+        num_in_flight: int = 2,
+        backend: Backend | None = None,
+        use_graphs: bool = True,
+    ) -> None:
         device = self._device = model.device
         self.counts = RoundCounts()
         self._limits = limits
+        self._use_graphs = use_graphs and device.type == "cuda"
         self._backend = backend or choose_backend(model.config, device, model.dtype, kv_cache.block_size)
         self._state = SlotState.allocate(limits, kv_cache.block_size, device)
         max_blocks = self._state.block_tables.shape[1]
@@ -82,7 +93,7 @@ class RoundRunner:
         self._uploads.send((), 0)
         eager = self._inputs.first(self._limits.max_num_seqs, self._limits.max_num_batched_tokens, self._limits.max_num_seqs)
         self._forward.run(eager, self._eager_attention)
-        if self._device.type != "cuda":
+        if not self._use_graphs:
             return
         pool = torch.cuda.graph_pool_handle()
         for done, size in enumerate(sorted(self._sizes, reverse=True)):
@@ -143,7 +154,7 @@ class RoundRunner:
         if made.graph is not None:
             made.graph.replay()
         else:
-            assert self._device.type != "cuda", "graphs are not captured: call capture first"
+            assert not self._use_graphs, "graphs are not captured: call capture first"
             self._forward.run(made.inputs, made.attention)
 
     def _sample_outside(self, rows: Sequence[RoundRow]) -> dict[int, SegmentTokens]:
