@@ -20,6 +20,7 @@ class Counters:
     num_dropped_rows: int = 0  # answers of sequences that had ended or were opened anew
     num_preemptions: int = 0
     num_verifier_losses: int = 0
+    num_verifier_timeouts: int = 0  # those of the losses that did not answer a round any more, though the connection held
     num_verifier_refusals: int = 0  # a verifier that does not match or that somebody else holds
     num_handovers: int = 0  # sequences that left a verifier which was about to stop
     num_drafter_losses: int = 0

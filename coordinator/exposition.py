@@ -36,6 +36,7 @@ COUNTS = {
         ("dropped_rows", "answered rows whose sequence had ended or was opened anew"),
         ("preemptions", "sequences that lost their place for want of KV blocks"),
         ("verifier_losses", "verifiers that went away without notice"),
+        ("verifier_timeouts", "those of the losses that did not answer a round any more, though the connection held"),
         ("verifier_refusals", "attempts to use a verifier that does not match, or that somebody else holds"),
         ("handovers", "sequences that left a verifier which was about to stop"),
         ("drafter_losses", "streams to drafters that broke"),

@@ -44,6 +44,11 @@ class Inbox:
         self._end = None
         self.answers.clear()
 
+    def fail(self, error: SpecwireError) -> None:
+        """Ends the stream for a reason of the coordinator's own."""
+        self._end = error
+        self._on_news()
+
     def check(self) -> None:
         """Raises what the stream ended with, once all answers before that are taken."""
         if self._end is not None and not self.answers:

@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from specwire.errors import FailedPreconditionError, InternalError, SpecwireError
+from specwire.errors import FailedPreconditionError, InternalError, SpecwireError, UnavailableError
 from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
+from specwire.policy.cost import verify_ms
 
+from .answer_watch import AnswerWatch
 from .backoff import Backoff
 from .balance import let_go
 from .countdown import Countdown
@@ -77,6 +79,7 @@ class Lane:
         self._stream: VerifyStream | None = None
         self._session = 0
         self._inbox = Inbox(self.wake, self._drain)
+        self._watch = AnswerWatch(admission.config.verifier_timeout_s, self.in_flight, self._give_up)
         self._event = asyncio.Event()
         self.free: list[int] = []
         self.epochs: list[int] = []
@@ -176,11 +179,12 @@ class Lane:
         taken = []
         while self._inbox.answers:
             answered_ns, result = self._inbox.answers.popleft()
-            round_ = self.in_flight.popleft() if self.in_flight else None
-            if round_ is None or result.round != round_.number or len(result.rows) != len(round_.rows):
-                expected = "none" if round_ is None else f"round {round_.number} with {len(round_.rows)} rows"
-                raise InternalError(f"the verifier answered round {result.round} with {len(result.rows)} rows, but {expected} was next")
+            if not self.in_flight:
+                raise InternalError(f"the verifier answered round {result.round}, but none was in flight")
+            round_ = self.in_flight.popleft()
+            round_.check(result, self.vocab_size)
             round_.plan.times.answered_ns = answered_ns
+            self._watch.answered(round_.plan.times.sent_ns, answered_ns)
             self.num_free_blocks = result.free_blocks - result.promised_blocks
             taken.append((round_, result))
         return taken
@@ -202,7 +206,7 @@ class Lane:
                         if self.leaving:
                             let_go(self)
                         await step(self)
-                        if self.next_round > first_round:
+                        if self.next_round - len(self.in_flight) > first_round:  # one was answered
                             backoff.reset()
                     self._hand_over()
                 except SpecwireError as error:
@@ -241,6 +245,7 @@ class Lane:
         self.free = list(reversed(range(engine.max_num_seqs)))
         self.next_round, self.preempted_round, self.is_lockstep = 1, 0, False
         self._inbox.open(stream)
+        self._watch.start(verify_ms(self.verify_cost, self.max_num_batched_tokens, engine.max_num_seqs, 0))
         self.is_ready, self.reason = True, ""
         logger.info("lane %d: verifier %s is there", self.index, self.address)
         self.admission.lane_changed()
@@ -250,6 +255,11 @@ class Lane:
         self.is_ready, self.is_draining = False, True
         self.reason = f"verifier {self.address} is about to stop"
         self.admission.lane_changed()
+
+    def _give_up(self, error: UnavailableError) -> None:
+        """The verifier hangs: the step finds that its stream has ended."""
+        self.counters.num_verifier_timeouts += 1
+        self._inbox.fail(error)
 
     def _hand_over(self) -> None:
         """The verifier is about to stop and owes no answer: its sequences go on elsewhere."""
@@ -285,6 +295,7 @@ class Lane:
 
     def _hang_up(self) -> None:
         self._inbox.close()
+        self._watch.stop()
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from specwire.messages import VerifyOpen, VerifyRow
+from specwire.errors import InternalError
+from specwire.messages import VerifyOpen, VerifyResult, VerifyRow
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -143,3 +144,12 @@ class Round:
         self.rows = rows
         self.slots = slots
         self.plan = plan
+
+    def check(self, result: VerifyResult, vocab_size: int) -> None:
+        """Raise InternalError unless this can be the round's answer."""
+        if result.round != self.number or len(result.rows) != len(self.rows):
+            text = f"the verifier answered round {result.round} with {len(result.rows)} rows"
+            raise InternalError(f"{text}, but round {self.number} with {len(self.rows)} rows was next")
+        least, largest = result.token_id_range
+        if least < 0 or largest >= vocab_size:
+            raise InternalError(f"the verifier emitted token ids from {least} to {largest}, but they are from 0 to {vocab_size - 1}")

@@ -116,6 +116,11 @@ class CoordinatorConfig:
     max_stream_backlog: int = option(1024, "most undelivered tokens of a stream before the sequence waits for its client", low=1)
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
     min_draft_wait_ms: float = option(5.0, "least time that a step waits for a drafter; the wait is max(this, 3 x predicted)", low=0)
+    verifier_timeout_s: float = option(
+        60.0,
+        "least time after which a verifier that does not answer a round is given up; 20 x the longest of its last rounds if that is more; 0 = never",
+        low=0,
+    )
     verifier_wait_s: float = option(60.0, "how long running requests wait for a lost verifier before they fail", low=0)
     grace_s: float = option(10.0, "most seconds from SIGTERM until the running requests have ended", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)

@@ -92,7 +92,8 @@ class VerifyRowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The answer to one VerifyRound; rows in its order."""
+    """The answer to one VerifyRound; rows in its order. token_id_range: the least and the largest token id of all rows, as it was found on the
+    wire, so that nobody need go through the rows for them."""
 
     session: int
     lane: int
@@ -106,3 +107,4 @@ class VerifyResult:
     timing: RoundTiming = NO_TIMING
     welcome: Welcome | None = None
     draining: bool = False
+    token_id_range: tuple[int, int] = field(default=(0, 0), compare=False)

@@ -137,7 +137,8 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
         num_sampled,
     ]
     check_columns(names, columns)
-    tokens = split(unpack_int32(response.token_ids, "token_ids"), num_sampled, "token_ids")
+    token_ids = unpack_int32(response.token_ids, "token_ids")
+    tokens = split(token_ids, num_sampled, "token_ids")
     logprobs = _unpack_logprobs(response.logprobs, num_sampled) if response.HasField("logprobs") else {}
     errors = {error.row: error.message for error in response.errors}
     row_logprobs = map(logprobs.get, range(len(tokens))) if logprobs else repeat(None)
@@ -155,6 +156,7 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
         timing=common.unpack_timing(response.timing),
         welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
         draining=response.draining,
+        token_id_range=(min(token_ids, default=0), max(token_ids, default=0)),
     )
 
 

@@ -132,9 +132,9 @@ async def test_a_label_that_is_too_long_for_a_log() -> None:
             cluster.engine.submit(GenerateRequest([5, 6], request_id="x" * 257), CollectingSink())
 
 
-@pytest.mark.parametrize("change", [{"num_accepted": 1}, {"num_accepted": 9}, {"token_ids": [5, 6, 7]}])
+@pytest.mark.parametrize("change", [{"num_accepted": 1}, {"num_accepted": 9}, {"token_ids": [5, 6, 7]}, {"token_ids": [-1]}, {"token_ids": [1000]}])
 async def test_a_verifier_that_miscounts(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Was passed on: a token without an origin, or one too many."""
+    """Was passed on: a token without an origin, one too many, or one that the vocabulary does not have."""
     emit = ScriptedVerifier._emit
     answers: list[None] = []
 
@@ -144,7 +144,7 @@ async def test_a_verifier_that_miscounts(change: dict[str, object], monkeypatch:
         return row._replace(**change) if len(answers) == 3 else row
 
     monkeypatch.setattr(ScriptedVerifier, "_emit", miscount)
-    async with Cluster() as cluster:
+    async with Cluster(grpc=True) as cluster:
         await cluster.ready()
         await cluster.submit([5, 6], max_tokens=8, seed=1).check()
         assert cluster.engine.counters.num_verifier_losses == 1
