@@ -11,9 +11,14 @@ ADDRESS_VARIABLE = "SPECWIRE_HEALTH_ADDRESS"
 DEFAULT_TIMEOUT_S = 5.0
 
 
-def check_health(address: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-    """The overall health that a service answers (SERVING, NOT_SERVING), or the gRPC status of a call that failed and what it says."""
-    with grpc.insecure_channel(address) as channel:
+def check_health(address: str, timeout_s: float = DEFAULT_TIMEOUT_S, credentials: grpc.ChannelCredentials | None = None) -> str:
+    """The overall health that a service answers (SERVING, NOT_SERVING), or the gRPC status of a call that failed and what it says.
+
+    Args:
+        credentials: for TLS; Unix sockets never have it.
+    """
+    with_tls = None if address.startswith("unix:") else credentials
+    with grpc.insecure_channel(address) if with_tls is None else grpc.secure_channel(address, with_tls) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""The options of every command that calls a coordinator, and the clients that they stand for.
+"""The options of every command that calls a coordinator (or, for TLS, another service), and the clients that they stand for.
 
 A command takes the parameters that it needs under these types, and hands them on:
 
@@ -28,10 +28,10 @@ TlsCa = Annotated[
     typer.Option(
         metavar="FILE",
         show_default=False,
-        help=f"Use TLS: the coordinator's certificate must come from an authority in this PEM file, or, with `{PUBLIC_CA}`, from a public one.",
+        help=f"Use TLS: the server's certificate must come from an authority in this PEM file, or, with `{PUBLIC_CA}`, from a public one.",
     ),
 ]
-TlsCert = Annotated[str, typer.Option(metavar="FILE", show_default=False, help="Own certificate chain (PEM), for coordinators that ask for one.")]
+TlsCert = Annotated[str, typer.Option(metavar="FILE", show_default=False, help="Own certificate chain (PEM), for servers that ask for one.")]
 TlsKey = Annotated[str, typer.Option(metavar="FILE", show_default=False, help="Its key (PEM).")]
 
 

@@ -14,6 +14,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
 from specwire.cli import app
+from specwire.tls import read_ca, read_pair
+from tests.security.certificates import Authority
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -64,6 +66,27 @@ def test_one_that_says_nothing_is_waited_for_only_so_long(socket_dir: Path) -> N
         result = check(f"unix:{socket_dir}/silent.sock", "--timeout", "0.2")
     assert result.exit_code == 1
     assert "DEADLINE_EXCEEDED" in result.stdout
+
+
+def test_tls_in_both_directions(tmp_path: Path, servicer: health.HealthServicer) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("service")
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([read_pair(pair.cert, pair.key)], read_ca(authority.file), True))
+    server.start()
+    try:
+        address = f"127.0.0.1:{port}"
+        servicer.set("", SERVING)
+        tls = ("--tls-ca", authority.file)
+        assert check(address, *tls, "--tls-cert", pair.cert, "--tls-key", pair.key).exit_code == 0
+        for arguments in ((), tls):
+            result = check(address, *arguments)
+            assert (result.exit_code, "UNAVAILABLE" in result.stdout) == (1, True), result.output
+        for wrong in (("--tls-cert", pair.cert), ("--tls-ca", f"{tmp_path}/nowhere.pem")):
+            assert check(address, *wrong).exit_code == 2
+    finally:
+        server.stop(None).wait()
 
 
 def test_the_quick_way_of_containers(address: str, servicer: health.HealthServicer) -> None:
