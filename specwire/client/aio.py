@@ -181,8 +181,8 @@ class AsyncClient:
         return AsyncBatch(items, run, self._connect, check_concurrency(max_concurrency))
 
     async def start(self, request: GenerateRequest) -> LiveRequest:
-        """Sends a request as it is, for tools that count tokens and must not take the time to make text of them. Cancel what is returned when
-        you stop reading it.
+        """Sends a request as it is: not one of the calls for users, but of the load generator, which counts tokens and must not take the time to
+        make text of them. No retries, no timeout of the client's, no check of the prompt. Cancel what is returned when you stop reading it.
 
         Raises:
             ResourceExhaustedError: the request is larger than a message may be.
