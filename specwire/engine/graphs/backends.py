@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from specwire.engine.graphs.tensors import RoundInputs
+from specwire.engine.kernels.linear import Linear
 from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
 from specwire.engine.models.config import ModelConfig
 
@@ -38,6 +39,10 @@ class Backend(Protocol):
     @property
     def sampling(self) -> ModuleType: ...
 
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """`linear(x)`."""
+        ...
+
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other."""
         ...
@@ -57,6 +62,10 @@ class TorchBackend:
 
         self.layers, self.rounds, self.sampling = layer_ops_torch, round_ops_torch, gumbel_argmax_torch
         self._config, self._device, self._dtype, self._block_size = config, device, dtype, block_size
+
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """See `Backend.linear`."""
+        return linear(x)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""
@@ -99,6 +108,15 @@ class TritonBackend:
         self._short, self._long = (
             AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (AttentionTuning(), PREFILL_TUNING)
         )
+
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """See `Backend.linear`; a single row takes a kernel of our own."""
+        weight = linear.plain_weight
+        if len(x) > 1 or weight is None:
+            return linear(x)
+        from specwire.engine.kernels.row_linear import row_linear
+
+        return row_linear(x, weight, linear.bias)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""

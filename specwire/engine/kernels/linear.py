@@ -28,6 +28,16 @@ class Linear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_HINT_ROWS) if self._packed else weight.contiguous()
         self._bias = bias
 
+    @property
+    def plain_weight(self) -> torch.Tensor | None:
+        """[out_features, in_features], contiguous; None where the weight is packed."""
+        return None if self._packed else self._weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[out_features] or None."""
+        return self._bias
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features]."""
         if self._packed:

@@ -1,0 +1,20 @@
+"""The product of a single row against float64."""
+
+import pytest
+import torch
+
+from specwire.engine.kernels.row_linear import row_linear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 24), (72, 35), (16, 3)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_equals_the_product(in_features, out_features, has_bias):
+    generator = torch.Generator().manual_seed(in_features)
+    x, weight, bias = (
+        torch.randn(*shape, generator=generator).to(DEVICE) for shape in ((1, in_features), (out_features, in_features), (out_features,))
+    )
+    expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
+    output = row_linear(x, weight, bias if has_bias else None, block=8, depth=32)
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
