@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from specwire.errors import CancelledError, InvalidArgumentError
-from specwire.messages import RoundTiming
+from specwire.errors import CancelledError, InternalError, InvalidArgumentError
+from specwire.messages import RoundTiming, VerifyRound
 from specwire.tracing import Span, SpanError, SpanEvent, Tracer, error_of, open_tracer, record_round
 from specwire.tracing.export import FileExporter
 from specwire.tracing.otlp import make_request
@@ -237,11 +237,12 @@ def test_rounds_have_a_span_in_each_trace() -> None:
     exporter = Kept()
     tracer = Tracer([exporter])
     traceparents = (f"00-{9:032x}-{5:016x}-01", "nonsense", f"00-{9:032x}-{6:016x}-00", f"00-{10:032x}-{7:016x}-01")
-    record_round(tracer, "forward", traceparents, RoundTiming(1_000_000, 3_000_000, 7_000_000), {"specwire.lane": 4}, SpanError("INTERNAL", "x"))
+    timing, error = RoundTiming(1_000_000, 3_000_000, 7_000_000), InternalError("x")
+    record_round(tracer, "forward", VerifyRound(1, 4, 6, traceparents=traceparents), timing, error, lambda _: {})
     tracer.close(TIMEOUT_S)
     assert [(s.trace_id, s.parent_id, s.is_parent_remote) for s in exporter.spans] == [(9, 5, True), (10, 7, True)]
     assert all((s.start_ns, s.end_ns, s.error) == (3_000_000, 7_000_000, ("INTERNAL", "x")) for s in exporter.spans)
-    assert exporter.spans[0].attributes == {"specwire.lane": 4, "specwire.wait_ms": 2.0}
+    assert exporter.spans[0].attributes == {"specwire.lane": 4, "specwire.round": 6, "specwire.num_rows": 0, "specwire.wait_ms": 2.0}
     assert tracer.num_bad_traceparents == 1
 
 
