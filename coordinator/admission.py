@@ -15,7 +15,7 @@ from specwire.token_ids import check_token_ids
 
 from .counters import Counters, DegradedLog
 from .peers import VerifierPeer
-from .sequence import Sequence
+from .sequence import Request, Sequence
 from .spans import open_spans
 from .telemetry import Telemetry
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST_ID_LENGTH = 256
 MAX_SETBACKS = 5
 """Attempts without a new token, after which a sequence is given up."""
-_RETRY_AFTER_MS = 1000
-"""When to come back to a full queue: about what a few tens of tokens take."""
+RETRY_AFTER_MS = 1000
+"""When to come back where other requests must end first: about what a few tens of tokens take, though nobody knows."""
 _FIXED_BYTES = 512
 """Scalars and frames of an Open."""
 _SUSPECT_SETBACKS = 2
@@ -36,13 +36,17 @@ _SUSPECT_SETBACKS = 2
 
 
 class Admission:
-    """The one queue of all lanes, by priority and then arrival; a preempted sequence comes back to its old place in it.
+    """The one queue of all lanes, by priority and then arrival; a preempted sequence comes back to its old place in it. One whose client
+    does not read gives its place to whoever waits for one, and comes back to the queue when its client has read.
 
     Args:
         config: bounds the queue.
         accept: what to do with a verifier that is reached: raises FailedPreconditionError if it can't be a lane.
         lane_changed: called when a lane has become ready or not.
         give_up: ends a sequence with an error.
+
+    Attributes:
+        parked: sequences that neither wait nor run until their clients have read.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Admission:
         self.log = DegradedLog(logger)
         self.telemetry = Telemetry(open_spans(config, self.counters))
         self.num_waiting = 0
+        self.parked: dict[Sequence, None] = {}
         self._give_up = give_up
         self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
         self._num_pushed = 0
@@ -76,7 +81,7 @@ class Admission:
         if self.num_waiting >= limit:
             raise ResourceExhaustedError(
                 f"{self.num_waiting} sequences wait already, and max_queue is {limit}; try again later or raise max_queue",
-                retry_after_ms=_RETRY_AFTER_MS,
+                retry_after_ms=RETRY_AFTER_MS,
             )
 
     def push(self, sequence: Sequence) -> None:
@@ -96,28 +101,71 @@ class Admission:
                 self._give_up(sequence, setback)
                 return
         self.telemetry.requeued(sequence, setback)
-        self.push(sequence)
+        if sequence.is_paused:
+            sequence.queued_ns = time.monotonic_ns()
+            self.parked[sequence] = None
+        else:
+            self.push(sequence)
 
     def discard(self, sequence: Sequence) -> None:
-        """Takes a sequence that has ended out of the queue."""
-        assert sequence.is_waiting, "only a waiting sequence can leave the queue"
-        sequence.is_waiting = False
-        self.num_waiting -= 1
+        """Takes a sequence that has ended out of the queue, or from among those that are parked."""
+        if sequence in self.parked:
+            del self.parked[sequence]
+        elif sequence.is_waiting:
+            sequence.is_waiting = False
+            self.num_waiting -= 1
+
+    def resume(self, request: Request) -> None:
+        """The request's client has read enough for its sequences to go on."""
+        for sequence in request.unfinished:
+            sequence.is_paused = False
+            if sequence in self.parked:
+                del self.parked[sequence]
+                self.push(sequence)
+                for lane in self.lanes:
+                    lane.wake()
+            elif sequence.slot is not None:
+                sequence.slot.lane.wake()
+
+    def park(self, sequence: Sequence) -> None:
+        """Takes the place of a paused sequence away."""
+        assert sequence.is_paused, "only a sequence whose client does not read is parked"
+        slot = sequence.slot
+        assert slot is not None, "a running sequence has a slot"
+        self.counters.num_pauses += 1
+        self.log.warning("parked", "request %s gives its place to others: its client does not read", sequence.request.label)
+        slot.lane.release(sequence)
+        self.requeue(sequence)
 
     def fill(self) -> None:
-        """Places waiting sequences while a lane has room for the first of them."""
+        """Places waiting sequences while a lane has room for the first of them, or a paused sequence can make some."""
+        has_parked = False
         while self._heap:
             sequence = self._heap[0][2]
-            if sequence.is_waiting:
-                lanes = [lane for lane in self.lanes if has_room(lane, sequence)]
-                if not lanes:
-                    return
-                sequence.is_waiting = False
-                self.num_waiting -= 1
+            if not sequence.is_waiting:
                 heapq.heappop(self._heap)
+                continue
+            if sequence.is_paused:  # by a round that was under way when it lost its place
+                self._pop(sequence)
+                self.parked[sequence] = None
+                continue
+            lanes = [lane for lane in self.lanes if has_room(lane, sequence)]
+            if lanes:
+                self._pop(sequence)
                 min(lanes, key=lambda lane: (len(lane.running), -lane.num_free_blocks)).place(sequence)
+                has_parked = False
             else:
-                heapq.heappop(self._heap)
+                paused = [other for lane in self.lanes if lane.is_ready for other in lane.running if other.is_paused]
+                # Where blocks are what is missing, the verifier's next answer says how many there are.
+                if has_parked or not paused:
+                    return
+                self.park(max(paused, key=lambda other: other.order))
+                has_parked = True
+
+    def _pop(self, first: Sequence) -> None:
+        first.is_waiting = False
+        self.num_waiting -= 1
+        heapq.heappop(self._heap)
 
 
 def has_room(lane: "Lane", sequence: Sequence) -> bool:

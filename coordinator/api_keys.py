@@ -15,6 +15,7 @@ from specwire.errors import InvalidArgumentError, ResourceExhaustedError, Unauth
 from specwire.messages import GenerateRequest
 from specwire.tls import FileWatch
 
+from .admission import RETRY_AFTER_MS
 from .engine import Engine, RequestHandle
 from .metrics import Metrics
 from .sink import Sink
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 _HEADER = "authorization"
 _SCHEME = "bearer"
-_RETRY_MS = 1000
-"""When to come back where other requests of the key must end first: nobody knows when they will."""
 
 
 class Budget:
@@ -223,7 +222,7 @@ def _check(key: ApiKey, usage: Usage, message: GenerateRequest, now: float) -> N
             raise ResourceExhaustedError(f"n is {num_choices}, but max_concurrent_requests of the API key {key.name!r} is {limit}; ask for fewer")
         if usage.num_choices + num_choices > limit:
             text = f"{usage.num_choices} requests of the API key {key.name!r} are not done, and max_concurrent_requests is {limit}"
-            raise ResourceExhaustedError(f"{text}; wait for one to end", retry_after_ms=_RETRY_MS)
+            raise ResourceExhaustedError(f"{text}; wait for one to end", retry_after_ms=RETRY_AFTER_MS)
     for name, budget in (("requests_per_minute", usage.requests), ("tokens_per_minute", usage.tokens)):
         limit = getattr(key, name)
         if limit and (wait_s := budget.wait_s(limit, now)):

@@ -1,5 +1,6 @@
 """Commit: the only place where a sequence gets tokens. Applies a round's answers, row by row, and preempts where blocks ran out."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specwire.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
@@ -89,7 +90,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             sink.choice(ChoiceDelta(sequence.choice, token_ids, origins, text, logprobs))
         if sink.num_backlog_tokens > max_backlog:
             sequence.is_paused = True
-            sink.notify_below(max_backlog // 2 + 1, sequence.request.resume)
+            sink.notify_below(max_backlog // 2 + 1, partial(lane.admission.resume, sequence.request))
     lane.telemetry.committed(lane, round_, result, gaps)
     if is_short_of_blocks and round_.number >= lane.preempted_round:
         _preempt_newest(lane)
@@ -122,8 +123,14 @@ def _fail_row(lane: "Lane", slot: Slot, status: RowStatus, error: str) -> bool:
 
 
 def _preempt_newest(lane: "Lane") -> None:
-    """Closes the newest sequence of the least priority, to be resumed later; one that runs alone and finds no blocks is given up."""
+    """Closes the newest sequence of the least priority, to be resumed later, or before any other one whose client does not read; one that
+    runs alone and finds no blocks is given up."""
     if not lane.running:
+        return
+    paused = [candidate for candidate in lane.running if candidate.is_paused]
+    if paused:
+        lane.preempted_round = lane.next_round
+        lane.admission.park(max(paused, key=lambda candidate: candidate.order))
         return
     sequence = max(lane.running, key=lambda candidate: candidate.order)
     if len(lane.running) == 1:

@@ -19,6 +19,7 @@ class Counters:
     num_rows_out_of_blocks: int = 0
     num_dropped_rows: int = 0  # answers of sequences that had ended or were opened anew
     num_preemptions: int = 0
+    num_pauses: int = 0  # sequences that gave their place to others because their clients do not read
     num_verifier_losses: int = 0
     num_verifier_timeouts: int = 0  # those of the losses that did not answer a round any more, though the connection held
     num_verifier_refusals: int = 0  # a verifier that does not match or that somebody else holds

@@ -71,7 +71,7 @@ def error_status(error: SpecwireError) -> ErrorStatus:
 def _leave(admission: "Admission", sequence: Sequence) -> None:
     assert not sequence.is_finished, f"choice {sequence.choice} ends twice"
     sequence.is_finished = True
-    if sequence.is_waiting:
-        admission.discard(sequence)
-    elif sequence.slot is not None and not sequence.slot.is_closed:
+    if sequence.slot is not None and not sequence.slot.is_closed:
         sequence.slot.lane.release(sequence)
+    else:
+        admission.discard(sequence)

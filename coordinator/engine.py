@@ -109,6 +109,11 @@ class Engine:
         return self._admission.num_waiting
 
     @property
+    def num_parked(self) -> int:
+        """Sequences that have no place until their clients read."""
+        return len(self._admission.parked)
+
+    @property
     def max_queue(self) -> int:
         """Most of them."""
         return self._config.max_queue

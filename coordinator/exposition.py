@@ -35,6 +35,7 @@ COUNTS = {
         ("rows_out_of_blocks", "rows that found no KV blocks"),
         ("dropped_rows", "answered rows whose sequence had ended or was opened anew"),
         ("preemptions", "sequences that lost their place for want of KV blocks"),
+        ("pauses", "sequences that gave their place to others because their clients do not read"),
         ("verifier_losses", "verifiers that went away without notice"),
         ("verifier_timeouts", "those of the losses that did not answer a round any more, though the connection held"),
         ("verifier_refusals", "attempts to use a verifier that does not match, or that somebody else holds"),
@@ -82,6 +83,7 @@ READY = _gauge("ready", "1 while requests are taken")
 PEER_UP = _gauge("peer_up", "1 while a verifier or drafter is connected", "service", "address")
 RUNNING_REQUESTS = _gauge("running_requests", "admitted requests that have not ended")
 WAITING = _gauge("waiting_sequences", "sequences in the queue")
+PARKED = _gauge("parked_sequences", "sequences without a place until their clients read")
 RUNNING = _gauge("running_sequences", "sequences that a verifier runs", "verifier")
 KV_BLOCKS = _gauge("kv_blocks", "KV blocks of a verifier", "verifier")
 KV_BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks that can't be taken: in use, or promised to rounds in flight", "verifier")

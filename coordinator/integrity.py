@@ -13,9 +13,12 @@ def check_integrity(admission: Admission, requests: Iterable[Request]) -> None:
     """Raises AssertionError for a sequence in no or two places, mixed-up slots and epochs, or wrong counts of what is in flight."""
     waiting, running = admission.waiting, [sequence for lane in admission.lanes for sequence in lane.running]
     unfinished = [sequence for request in requests for sequence in request.unfinished]
+    parked = admission.parked
     assert len(waiting) == admission.num_waiting, f"{len(waiting)} sequences wait, but {admission.num_waiting} are counted"
-    assert len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two places"
-    assert {*waiting, *running} == {*unfinished}, f"{len(unfinished)} sequences live, but {len(waiting)} wait and {len(running)} run"
+    assert len({*waiting, *running, *parked}) == len(waiting) + len(running) + len(parked), "a sequence is in two places"
+    text = f"{len(unfinished)} sequences live, but {len(waiting)} wait, {len(running)} run and {len(parked)} are parked"
+    assert {*waiting, *running, *parked} == {*unfinished}, text
+    assert all(sequence.is_paused and not sequence.is_waiting for sequence in parked), "a sequence is parked though its client has read"
     num_open: dict[object, int] = {}
     for lane in admission.lanes:
         _check_lane(lane)

@@ -55,13 +55,6 @@ class Request:
         if not self.num_unfinished:
             self.on_end(self)
 
-    def resume(self) -> None:
-        """Its client has read enough for its sequences to go on."""
-        for sequence in self.unfinished:
-            sequence.is_paused = False
-            if sequence.slot is not None:
-                sequence.slot.lane.wake()
-
 
 class Sequence:
     """One choice of a request: its tokens, where it runs, and its statistics.
@@ -74,7 +67,7 @@ class Sequence:
         slot: its place at a verifier; a closed one until it is opened anew.
         draft_slot: its place at a drafter.
         draft_log: the record of its verifications, if its request asks for one.
-        is_paused: waits for its client to read.
+        is_paused: waits for its client to read; without a slot meanwhile if others want it (Admission.parked).
         accept_counts: verifications with drafts by the number accepted.
         num_setbacks: failed attempts since its last new token.
         trace: None unless its request is traced.

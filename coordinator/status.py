@@ -42,6 +42,8 @@ def describe_status(engine: "Engine") -> CoordinatorStatus:
         num_prompt_tokens=int(metrics.prompt_tokens.sum),
         num_generated_tokens=metrics.num_generated_tokens,
         num_preemptions=counters.num_preemptions,
+        num_pauses=counters.num_pauses,
+        num_parked=engine.num_parked,
         num_drafts=verified[0] if verified else 0,
         num_draft_tokens=sum(verified),
         num_accepted_tokens=sum(accepted),

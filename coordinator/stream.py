@@ -15,6 +15,7 @@ from specwire.messages import ChoiceDelta, ErrorStatus, GenerateRequest, Session
 from specwire.pending import RequestSink
 from specwire.statuses import error_from_status
 
+from .admission import RETRY_AFTER_MS
 from .ending import error_status
 from .engine import RequestHandle
 from .metrics import Metrics
@@ -24,8 +25,6 @@ from .sink import Sink
 _MAX_STREAM_ID = 2**63 - 1
 _MAX_UNREAD = 512
 """Streams and refusals with something to read, above which nothing more is taken from a session's client."""
-_RETRY_MS = 1000
-"""When to come back where other requests must end first: nobody knows when they will."""
 _SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
 
 
@@ -108,7 +107,7 @@ class SessionStream:
             raise InvalidArgumentError(f"stream id {stream_id} is in use by a running request; choose one that is not among the live streams")
         if len(self._live) >= self._max_requests:
             text = f"{len(self._live)} requests of the session have not ended, and max_session_requests is {self._max_requests}"
-            raise ResourceExhaustedError(f"{text}; wait for one to end, or raise max_session_requests", retry_after_ms=_RETRY_MS)
+            raise ResourceExhaustedError(f"{text}; wait for one to end, or raise max_session_requests", retry_after_ms=RETRY_AFTER_MS)
         sink = SessionSink(stream_id, request.sampling.n, self._outbox, partial(self._add_pending, stream_id))
         self._live[stream_id] = self._engine.submit(request, sink)
 

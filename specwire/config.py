@@ -24,6 +24,8 @@ _MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
 _DEVICES = r"cpu|cuda(:\d+)?"
+MAX_REPLICAS = 64
+"""Of verifiers and of drafters that `specwire up` starts."""
 _ENDPOINT = r"|(https?://)?[^\s/]+(:\d+)?/?"
 
 
@@ -151,8 +153,8 @@ class UpConfig:
     """What only `specwire up` knows."""
 
     port: int = option(DEFAULT_PORT, "port on 127.0.0.1 for clients; 0 = any free one", low=0, high=65535)
-    verifiers: int = option(1, "number of verifiers, each with a copy of the target model", low=1, high=64)
-    drafters: int = option(1, "number of drafters, where the list of drafters does not say it; 0 = plain decoding", low=0, high=64)
+    verifiers: int = option(1, "number of verifiers, each with a copy of the target model", low=1, high=MAX_REPLICAS)
+    drafters: int = option(1, "number of drafters, where the list of drafters does not say it; 0 = plain decoding", low=0, high=MAX_REPLICAS)
     startup_timeout_s: float = option(600.0, "how long each service may take to become healthy", low=0.1)
 
     def __post_init__(self) -> None:

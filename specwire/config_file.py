@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from specwire.config import DEFAULT_FILE, FILE_VARIABLE, ClientConfig, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
+from specwire.config import DEFAULT_FILE, FILE_VARIABLE, MAX_REPLICAS, ClientConfig, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, ListedDrafter, Problem, Setting, Source
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
@@ -22,8 +22,6 @@ SECTIONS: Mapping[str, type] = {
     "up": UpConfig,
     "client": ClientConfig,
 }
-MAX_LISTED = 64
-"""Most drafters that an entry of `drafters` may stand for."""
 _TOP = (SPECULATIVE, *SECTIONS, "drafters")
 _SPECULATIVE_KEYS = (*(field.name for field in dataclasses.fields(SpeculativeConfig)), MEAN_RATE)
 # What a drafter itself needs of speculation; the rest is the same for all services.
@@ -138,8 +136,8 @@ class _Reader:
             speculative = self._settings({key: entries.pop(key) for key in _DRAFTING_KEYS if key in entries}, name, {})
             fields = self._settings(entries, name, hints)
             count = fields.pop("count", None)
-            if count is not None and not 1 <= count.value <= MAX_LISTED:
-                self._problems.append(Problem(count.origin, f"{count.name} is {count.value}, but must be a number from 1 to {MAX_LISTED}"))
+            if count is not None and not 1 <= count.value <= MAX_REPLICAS:
+                self._problems.append(Problem(count.origin, f"{count.name} is {count.value}, but must be a number from 1 to {MAX_REPLICAS}"))
             listed.append(ListedDrafter(Layer(fields, speculative), count.value if count is not None else 1))
         return tuple(listed)
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specwire.bench.metrics import ServeMetrics, acceptance_rate, position_rates
 from specwire.bench.record import RequestRecord
 from specwire.bench.server_counts import Counts
+from specwire.console import make_table
 from specwire.errors import InvalidArgumentError
 from specwire.messages import SpecStats
 
@@ -111,12 +110,7 @@ def print_table(
     """Prints a table whose first column is to the left; `justify` is for the others."""
     # Not the table's own title: that one is folded to the table's width.
     console.print(title, style="bold", markup=False)
-    table = Table(box=box.SIMPLE, show_header=bool(header))
-    for index, name in enumerate(header or rows[0]):
-        table.add_column(name, justify=justify if index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False)
+    console.print(make_table(header, rows, num_left=1 if justify == "right" else None), markup=False)
 
 
 def request_figures(record: RequestRecord, start_s: float) -> dict[str, Any]:

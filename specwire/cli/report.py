@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specwire.cli.stack import Stack
+from specwire.console import make_table
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
 
@@ -20,11 +19,12 @@ def print_report(console: Console, stack: Stack, verifiers: Sequence[ServiceDesc
         verifiers, drafters: what each of the stack's services says of itself, in its order.
     """
     engine = describe_engine(stack.coordinator, verifiers)  # as the coordinator does
-    _print_table(console, "services", ("service", "address", "runs"), service_rows(stack, verifiers, drafters))
-    _print_table(console, "configuration in effect", (), configuration_rows(stack, engine))
+    console.print(make_table(("service", "address", "runs"), service_rows(stack, verifiers, drafters), title="services"))
+    console.print(make_table((), configuration_rows(stack, engine), title="configuration in effect"))
     if engine.num_speculative_tokens:
         rows = [(f"{start}" if start == end else f"{start}-{end}", str(value)) for start, end, value in engine.schedule_ranges]
-        _print_table(console, "schedule (of each verifier)", ("sequences that sample in a step", "most drafts of each (K)"), rows)
+        header = "sequences that sample in a step", "most drafts of each (K)"
+        console.print(make_table(header, rows, title="schedule (of each verifier)"))
     for line in clipping(stack, engine, drafters):
         console.print(f"clipped: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -84,12 +84,3 @@ def drafter_clipping(stack: Stack, engine: EngineDescription) -> list[str]:
         if own != stack.coordinator.speculative_config.num_speculative_tokens:
             reasons.append(f"drafter {index}: its K is {own} and the coordinator's {asked}, so that it drafts at most {min(own, asked)}")
     return reasons
-
-
-def _print_table(console: Console, title: str, header: Sequence[str], rows: Rows) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=bool(header), title_style="bold")
-    for name in header or rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

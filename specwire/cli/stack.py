@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specwire.config import CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig, flags
+from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig, flags
 from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Setting, Source, resolve
 from specwire.launch import ServiceSpec
 
 ServiceConfig = VerifierConfig | DrafterConfig | CoordinatorConfig
 AnyConfig = TypeVar("AnyConfig", VerifierConfig, DrafterConfig, CoordinatorConfig)
 
-_MAX_DRAFTERS = 64
 _ORIGIN = "specwire up"
 
 
@@ -127,8 +126,8 @@ def _resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tu
     if origin != DEFAULT:
         raise ConfigError([Problem(origin, f"up.drafters is {number}, but `drafters` lists them; give each entry its count, or remove the list")])
     drafters = tuple(config for entry in listed for config in [_resolve_listed(entry, sources)] * entry.count)
-    if len(drafters) > _MAX_DRAFTERS:
-        raise ConfigError([Problem("drafters", f"drafters are {len(drafters)} in all, but must be at most {_MAX_DRAFTERS}; lower their count")])
+    if len(drafters) > MAX_REPLICAS:
+        raise ConfigError([Problem("drafters", f"drafters are {len(drafters)} in all, but must be at most {MAX_REPLICAS}; lower their count")])
     return drafters
 
 

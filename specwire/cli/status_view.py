@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specwire.console import make_table
 from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus
 
 _NONE = "–"
@@ -62,7 +62,8 @@ def _totals(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Text
 
 def _lanes(status: CoordinatorStatus) -> Table:
     header = ("lane", "verifier", "state", "running", "K", "KV blocks used", "step", "plan", "propose", "hop", "queue", "forward", "commit")
-    return _table("lanes (milliseconds of a step: median of the last ones)", header, [_lane_row(lane, status) for lane in status.lanes])
+    rows = [_lane_row(lane, status) for lane in status.lanes]
+    return make_table(header, rows, title="lanes (milliseconds of a step: median of the last ones)", num_left=3)
 
 
 def _lane_row(lane: LaneStatus, status: CoordinatorStatus) -> Sequence[str | Text]:
@@ -86,7 +87,7 @@ def _drafters(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Ta
     earlier = {} if before is None else {drafter.address: drafter for drafter in before.drafters}
     elapsed_s = status.uptime_s - before.uptime_s if before is not None else 0.0
     rows = [_drafter_row(drafter, earlier.get(drafter.address), elapsed_s) for drafter in status.drafters]
-    return _table("drafters (milliseconds of a reply: median of the last ones)", header, rows)
+    return make_table(header, rows, title="drafters (milliseconds of a reply: median of the last ones)", num_left=3)
 
 
 def _drafter_row(drafter: DrafterStatus, before: DrafterStatus | None, elapsed_s: float) -> Sequence[str | Text]:
@@ -111,20 +112,11 @@ def _acceptance(status: CoordinatorStatus, before: CoordinatorStatus | None) -> 
     if before is not None:
         new_drafts, new_accepted = _since(drafts, before.drafts_per_position), _since(accepted, before.accepted_per_position)
         rows.append(("since the last look", *map(share, new_accepted, new_drafts), share(sum(new_accepted), sum(new_drafts))))
-    return _table("", header, rows)
+    return make_table(header, rows, num_left=3)
 
 
 def _since(now: Sequence[int], before: Sequence[int]) -> list[int]:
     return [count - (before[index] if index < len(before) else 0) for index, count in enumerate(now)]
-
-
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE)
-    for index, name in enumerate(header):
-        table.add_column(name, overflow="fold", justify="left" if index < 3 else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _state(state: str) -> Text:
