@@ -108,9 +108,9 @@ HOP = _histogram("hop_seconds", "round trips without what the peer itself took",
 METRICS: tuple[Metric, ...] = (
     *COUNTS.values(),
     FALLBACKS, DRAFTS, DRAFT_TOKENS, VERIFIED_TOKENS, ACCEPTED_TOKENS, VERIFIED_AT, ACCEPTED_AT, TIMEOUTS, REQUESTS, REFUSED, FAILED, SEQUENCES,
-    GENERATED, CACHED, STREAMS_OPENED, KEY_REFUSALS, FAILED_RELOADS, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, RUNNING, KV_BLOCKS,
-    KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K, PREDICTED,
-    MEASURED, DRAFT_REPLY, HOP,
+    GENERATED, CACHED, STREAMS_OPENED, KEY_REFUSALS, FAILED_RELOADS, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, PARKED, RUNNING,
+    KV_BLOCKS, KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K,
+    PREDICTED, MEASURED, DRAFT_REPLY, HOP,
 )  # fmt: skip
 
 
@@ -170,6 +170,7 @@ def _requests(engine: Engine, metrics: Metrics) -> Iterator[Sample]:
     yield Sample(REQUESTS, (), num_requests)
     yield Sample(RUNNING_REQUESTS, (), num_requests - num_ended)
     yield Sample(WAITING, (), engine.num_waiting)
+    yield Sample(PARKED, (), engine.num_parked)
     yield from _by_label(REFUSED, REFUSALS, metrics.refusals_by_code)
     yield from _by_label(FAILED, FAILURES, metrics.failures_by_code)
     yield from _by_label(SEQUENCES, REASONS, metrics.sequences_by_reason)

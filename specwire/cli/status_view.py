@@ -52,12 +52,16 @@ def _totals(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Text
         requests = rate(status.num_requests_ended - before.num_requests_ended, elapsed_s)
     num_running = sum(lane.num_running for lane in status.lanes)
     lines = [
-        f"sequences: {num_running} running, {status.num_waiting} of at most {status.max_queue} waiting; requests: {status.num_requests} in, "
-        f"{status.num_requests_ended} ended ({requests})",
+        f"sequences: {num_running} running, {status.num_waiting} of at most {status.max_queue} waiting{_parked(status)}; "
+        f"requests: {status.num_requests} in, {status.num_requests_ended} ended ({requests})",
         f"tokens: {status.num_prompt_tokens} prompt, {status.num_generated_tokens} generated ({tokens}); preemptions: {status.num_preemptions}; "
         f"sequences ended: {_counts(status.sequences_by_reason)}",
     ]
     return Text("\n".join(lines))
+
+
+def _parked(status: CoordinatorStatus) -> str:
+    return f", {status.num_parked} parked until their clients read" if status.num_parked else ""
 
 
 def _lanes(status: CoordinatorStatus) -> Table:

@@ -63,6 +63,7 @@ class CoordinatorStatus:
     Args:
         clipped: one sentence for each number that is less than configured.
         num_waiting: sequences in the queue; max_queue: its bound.
+        num_parked: sequences that have no place until their clients read; num_pauses: how often one lost its place so.
         num_requests, num_requests_ended: admitted, and of those ended.
         num_draft_tokens: verified ones; drafts_per_position, accepted_per_position: how many drafts had a token there, and how many of
             those were accepted.
@@ -86,6 +87,8 @@ class CoordinatorStatus:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    num_pauses: int = 0
+    num_parked: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

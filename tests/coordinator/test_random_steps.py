@@ -158,7 +158,7 @@ def _check_coverage(counters: Counters, storm: Storm, ends: list[FinishReason | 
     assert ends.count(FinishReason.LENGTH) > 50
     assert storm.num_cancels > 10
     for name in (
-        "num_accepted_tokens", "num_stale_rows", "num_rows_out_of_blocks", "num_dropped_rows", "num_preemptions", "num_verifier_losses",
+        "num_accepted_tokens", "num_stale_rows", "num_rows_out_of_blocks", "num_dropped_rows", "num_preemptions", "num_pauses", "num_verifier_losses",
         "num_drafter_losses", "num_drafter_timeouts", "num_stale_drafts",
     ):  # fmt: skip
         assert getattr(counters, name) > 0, name

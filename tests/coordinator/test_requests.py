@@ -144,6 +144,102 @@ async def test_a_slow_client_pauses_only_its_own_sequence(num_drafters: int) -> 
         await slow.check()
 
 
+def hold(cluster: Cluster, seed: int, **sampling: int) -> Running:
+    """A request whose client does not read yet."""
+    sink = CollectingSink(sampling.get("n", 1), holds=True, on_tokens=cluster.advance)
+    return cluster.submit(PROMPT, sink, seed=seed, **sampling)
+
+
+@pytest.mark.parametrize("num_drafters", [0, 1])
+@pytest.mark.parametrize("is_short_of", ["slots", "blocks"])
+async def test_clients_that_do_not_read_starve_nobody(is_short_of: str, num_drafters: int) -> None:
+    script = VerifierScript(max_num_seqs=4) if is_short_of == "slots" else VerifierScript(num_usable_blocks=40)
+    drafters = [DrafterScript()] * num_drafters
+    async with Cluster([script], drafters, max_stream_backlog=20, k=4, min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        holders = [hold(cluster, seed, max_tokens=100) for seed in range(12)]
+        async with asyncio.timeout(20):
+            await cluster.until(lambda: all(holder.sink.num_unread > 20 for holder in holders))
+            await cluster.submit(PROMPT, seed=99, max_tokens=90).check()
+        assert not any(holder.sink.ended for holder in holders)
+        assert cluster.engine.num_waiting == 0
+        counters, num_parked = cluster.engine.counters, cluster.engine.num_parked
+        assert counters.num_pauses >= num_parked > 0
+        for holder in holders:
+            holder.sink.stop_holding()
+        assert cluster.engine.num_parked == 0
+        async with asyncio.timeout(20):
+            for holder in holders:
+                await holder.check()
+        await cluster.until(lambda: cluster.verifiers[0].num_blocks_used == 0)
+
+
+async def test_a_paused_sequence_keeps_its_place_while_nobody_wants_it() -> None:
+    async with Cluster([VerifierScript(max_num_seqs=2)], max_stream_backlog=5) as cluster:
+        await cluster.all_there()
+        slow = hold(cluster, 1, max_tokens=100)
+        await cluster.until(lambda: slow.sink.num_unread > 5)
+        await cluster.submit(PROMPT, seed=2, max_tokens=50).check()
+        assert (cluster.engine.num_parked, cluster.engine.counters.num_pauses) == (0, 0)
+        slow.sink.stop_holding()
+        await slow.check()
+
+
+async def parked(cluster: Cluster, **options: int) -> Running:
+    """A request whose only place went to another one."""
+    await cluster.all_there()
+    slow = cluster.submit(PROMPT, CollectingSink(holds=True, on_tokens=cluster.advance), seed=1, max_tokens=200, **options)
+    await cluster.until(lambda: slow.sink.num_unread > 5)
+    await cluster.submit(PROMPT, seed=2, max_tokens=20).check()
+    assert cluster.engine.num_parked == 1
+    return slow
+
+
+async def test_a_parked_sequence_can_be_cancelled_and_run_out_of_time() -> None:
+    async with Cluster([VerifierScript(max_num_seqs=1)], max_stream_backlog=5) as cluster:
+        slow = await parked(cluster)
+        slow.handle.cancel()
+        await check_cancelled(slow)
+        slow.sink.read(100)
+        late = await parked(cluster, timeout_ms=500)
+        await late.sink.wait()
+        assert late.sink.error is not None
+        assert late.sink.error.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert cluster.engine.num_parked == 0
+        await cluster.submit(PROMPT, seed=1, max_tokens=20).check()
+
+
+async def test_a_parked_sequence_outlives_its_verifier_but_not_the_coordinator() -> None:
+    async with Cluster([VerifierScript(max_num_seqs=1)], max_stream_backlog=5) as cluster:
+        slow = await parked(cluster)
+        await cluster.kill_verifier(0)
+        await cluster.until(lambda: not cluster.engine.ready.is_ready)
+        await cluster.restart_verifier(0)
+        await cluster.all_there()
+        slow.sink.stop_holding()
+        await slow.check()
+        last = await parked(cluster)
+        await cluster.engine.stop(0)
+        assert last.sink.error is not None
+        assert last.sink.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert cluster.engine.num_parked == 0
+
+
+async def test_a_paused_sequence_that_loses_its_verifier_is_in_nobodys_way() -> None:
+    async with Cluster([VerifierScript(max_num_seqs=1)], max_stream_backlog=5) as cluster:
+        await cluster.all_there()
+        slow = hold(cluster, 1, max_tokens=100)
+        await cluster.until(lambda: slow.sink.num_unread > 5)
+        await cluster.kill_verifier(0)
+        await cluster.until(lambda: not cluster.engine.ready.is_ready)
+        assert cluster.engine.num_parked == 1
+        await cluster.restart_verifier(0)
+        await cluster.all_there()
+        await cluster.submit(PROMPT, seed=2, max_tokens=20).check()
+        slow.sink.stop_holding()
+        await slow.check()
+
+
 async def test_a_paused_sequence_can_be_cancelled() -> None:
     async with Cluster(max_stream_backlog=5) as cluster:
         slow = (await cluster.ready()).submit(PROMPT, CollectingSink(holds=True, on_tokens=cluster.advance), seed=1, max_tokens=200)

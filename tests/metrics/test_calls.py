@@ -105,7 +105,9 @@ def test_what_the_server_counts_is_shown() -> None:
     connectors: Any = SimpleNamespace(num_failed_reloads=9)
     metrics.watch(keys, certificates)
     metrics.watch_peers(connectors)
-    engine: Any = SimpleNamespace(metrics=metrics, counters=Counters(), description=None, lanes=[], ready=Readiness(False, ""), num_waiting=0)
+    engine: Any = SimpleNamespace(
+        metrics=metrics, counters=Counters(), description=None, lanes=[], ready=Readiness(False, ""), num_waiting=0, num_parked=0
+    )  # fmt: skip
     series = make_scraper(exposition.METRICS, lambda: exposition.collect(engine))()
     assert value(series, f"{PREFIX}failed_reloads_total", file="api_keys") == 5
     assert value(series, f"{PREFIX}failed_reloads_total", file="certificates") == 7

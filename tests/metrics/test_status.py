@@ -31,7 +31,8 @@ from tests.scripted.verifier import VerifierScript
 FULL = CoordinatorStatus(
     version="0.1.0", uptime_s=100.0, is_ready=True, reason="lane 1: gone", model_id="tiny", max_model_len=512, max_num_seqs=16,
     max_num_batched_tokens=128, num_speculative_tokens=3, max_queue=10, num_waiting=2, num_requests=9, num_requests_ended=5, num_prompt_tokens=70,
-    num_generated_tokens=100, num_preemptions=1, num_drafts=10, num_draft_tokens=28, num_accepted_tokens=14, clipped=("max_num_seqs clipped",),
+    num_generated_tokens=100, num_preemptions=1, num_pauses=4, num_parked=3, num_drafts=10, num_draft_tokens=28, num_accepted_tokens=14,
+    clipped=("max_num_seqs clipped",),
     drafts_per_position=(10, 10, 8), accepted_per_position=(8, 4, 2), sequences_by_reason={"stop": 3, "length": 2},
     fallbacks_by_cause={"no_drafter": 4},
     lanes=(
@@ -196,7 +197,7 @@ def test_the_live_table_keeps_what_was_seen_last() -> None:
 def test_what_the_tables_show() -> None:
     text = text_of(render(FULL, None))
     for part in (
-        "7 running, 2 of at most 10 waiting", "9 in, 5 ended (–)", "70 prompt, 100 generated (–)", "length 2, stop 3", "7/16", "3/3", "10/40 (25%)",
+        "7 running, 2 of at most 10 waiting, 3 parked until their clients read", "9 in, 5 ended (–)", "70 prompt, 100 generated (–)", "length 2, stop 3", "7/16", "3/3", "10/40 (25%)",
         "9.5", "not ready", "not connected", "5/64", "80%", "40%", "25%", "50%", "no_drafter 4", "lane 1: gone",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
