@@ -3,17 +3,20 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def row_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, block: int = 8, depth: int = 512, num_warps: int = 4
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, block: int = 2, depth: int = 2048, num_warps: int = 4
 ) -> torch.Tensor:
     """x @ weight.T + bias, accumulated in float32, in x's dtype.
 
+    On a GPU the first part of the weight is on its way while the kernel before still runs.
+
     Args:
         x: [1, in_features], contiguous.
-        weight: [out_features, in_features], contiguous.
-        bias: [out_features] or None.
+        weight: [out_features, in_features], contiguous; not written by the kernel launched before.
+        bias: [out_features] or None; likewise.
         block: output features of a program.
         depth: input features of a loop iteration.
         num_warps: of a program.
@@ -24,25 +27,34 @@ def row_linear(
     assert weight.is_contiguous(), weight.stride()
     output = x.new_empty(1, out_features)
     row_linear_kernel[(triton.cdiv(out_features, block),)](
-        x, weight, bias, output, out_features, IN=in_features, BIAS=bias is not None, BLOCK=block, DEPTH=depth, num_warps=num_warps
-    )
+        x, weight, bias, output, out_features,
+        IN=in_features, BIAS=bias is not None, BLOCK=block, DEPTH=depth, EARLY=x.is_cuda, num_warps=num_warps, launch_pdl=x.is_cuda,
+    )  # fmt: skip
     return output
 
 
 @triton.jit
-def row_linear_kernel(x, weight, bias, output, out_features, IN: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+def row_linear_kernel(
+    x, weight, bias, output, out_features, IN: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr
+):
     """Grid (blocks of output features). Plain multiplications hide behind the loads."""
     feature = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = feature < out_features
+    column = tl.arange(0, DEPTH)
     weights = weight + feature.to(tl.int64)[:, None] * IN
-    total = tl.zeros([BLOCK, DEPTH], tl.float32)
-    for start in range(0, IN, DEPTH):
-        column = start + tl.arange(0, DEPTH)
+    if EARLY:
+        gdc_launch_dependents()
+    part = tl.load(weights + column[None, :], inside[:, None] & (column < IN)[None, :], 0.0, eviction_policy="evict_first").to(tl.float32)
+    if EARLY:
+        gdc_wait()
+    total = part * tl.load(x + column, column < IN, 0.0).to(tl.float32)[None, :]
+    for start in range(DEPTH, IN, DEPTH):
+        # The weight first: the row is exchanged between threads, which wait for it.
         mask = inside[:, None]
         if IN % DEPTH:
-            mask = mask & (column < IN)[None, :]
-        value = tl.load(x + column, column < IN, 0.0).to(tl.float32)
-        total += tl.load(weights + column[None, :], mask, 0.0, eviction_policy="evict_first").to(tl.float32) * value[None, :]
+            mask = mask & (start + column < IN)[None, :]
+        part = tl.load(weights + (start + column)[None, :], mask, 0.0, eviction_policy="evict_first").to(tl.float32)
+        total += part * tl.load(x + start + column, start + column < IN, 0.0).to(tl.float32)[None, :]
     result = tl.sum(total, 1)
     if BIAS:
         result += tl.load(bias + feature, inside, 0.0).to(tl.float32)
