@@ -9,6 +9,7 @@ import uvloop
 
 from specwire.errors import SpecwireError
 from specwire.log import set_up_logging
+from specwire.standard_files import open_standard_files
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) ->
         service: its name in the log: verifier, drafter, coordinator.
         serve: starts the service, logs `ready: <service> <addresses>`, waits for a stop signal and stops it.
     """
+    open_standard_files()
     set_up_logging(service)
     try:
         uvloop.run(serve())

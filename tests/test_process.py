@@ -23,3 +23,37 @@ def test_services_import_torch_after_the_environment_is_set(service: str) -> Non
     """Its libraries read the environment when they are loaded."""
     script = f"import sys, {service}.__main__; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+_SERVE = """
+import asyncio, sys
+from specwire.process import run_service
+
+async def serve():
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    assert server.sockets[0].fileno() > 2, server.sockets
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    await reader.read()
+    writer.close()
+    server.close()
+    await server.wait_closed()
+    print("printed")
+    print("printed", file=sys.stderr)
+
+run_service("coordinator", serve)
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_service_without_standard_files(closed: tuple[int, ...]) -> None:
+    """uvloop aborts where a socket that it closes has one of their numbers."""
+    redirect = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, _SERVE], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("" if 1 in closed else "printed\n")
+    assert ("printed" in done.stderr) == (2 not in closed)
+
+
+def test_the_command_line_without_standard_files() -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$0" -m specwire.cli --version <&- 2>&-', sys.executable], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout[:9], done.stderr) == (0, "specwire ", "")

@@ -9,6 +9,7 @@ import typer
 
 from specwire.config import DEFAULT_FILE, FILE_VARIABLE
 from specwire.errors import SpecwireError
+from specwire.standard_files import open_standard_files
 
 # They read the file themselves.
 _WITHOUT_CLIENT = ("up", "verifier", "drafter", "coordinator", "config")
@@ -24,6 +25,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: status 2 for wrong arguments, 1 for anything else that fails, with a message on stderr."""
+    open_standard_files()
     app(prog_name="specwire")
 
 

@@ -197,7 +197,8 @@ def test_the_live_table_keeps_what_was_seen_last() -> None:
 def test_what_the_tables_show() -> None:
     text = text_of(render(FULL, None))
     for part in (
-        "7 running, 2 of at most 10 waiting, 3 parked until their clients read", "9 in, 5 ended (–)", "70 prompt, 100 generated (–)", "length 2, stop 3", "7/16", "3/3", "10/40 (25%)",
+        "7 running, 2 of at most 10 waiting, 3 parked until their clients read",
+        "9 in, 5 ended (–)", "70 prompt, 100 generated (–)", "length 2, stop 3", "7/16", "3/3", "10/40 (25%)",
         "9.5", "not ready", "not connected", "5/64", "80%", "40%", "25%", "50%", "no_drafter 4", "lane 1: gone",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
