@@ -93,7 +93,7 @@ class KeyRing:
         self._checked_at = clock()
         self._keys = load_api_keys(path)
         self._usage: dict[str, Usage] = {}
-        logger.info("%d API keys from %s", len(self._keys), path)
+        self._log_number("")
 
     def authenticate(self, metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
         """The hash of the key that a call brings.
@@ -137,6 +137,12 @@ class KeyRing:
         """Of the keys of this name."""
         return self._usage.setdefault(name, Usage())
 
+    def _log_number(self, remark: str) -> None:
+        if self._keys:
+            logger.info("%d API keys from %s%s", len(self._keys), self._path, remark)
+        else:
+            logger.warning("no API keys in %s%s: every call is refused", self._path, remark)
+
     def _refresh(self) -> None:
         if self.clock() - self._checked_at < self._check_interval_s:
             return
@@ -149,7 +155,7 @@ class KeyRing:
             self.num_failed_reloads += 1
             logger.error("the changed API keys are not used, the ones before stay: %s", error)
             return
-        logger.info("%d API keys from %s, which has changed", len(self._keys), self._path)
+        self._log_number(", which has changed")
         names = {key.name for key in self._keys}
         self._usage = {name: usage for name, usage in self._usage.items() if name in names or usage.num_choices}
 

@@ -76,17 +76,24 @@ def hash_key(key: str) -> str:
 
 
 def load_api_keys(path: str) -> tuple[ApiKey, ...]:
-    """The entries of a YAML or JSON list.
+    """The entries of a YAML or JSON list; `[]` has none.
 
     Raises:
-        InvalidArgumentError: the file can't be read, or an entry is wrong; it names the entry.
+        InvalidArgumentError: the file can't be read or has no list, or an entry is wrong; it names the entry.
     """
+    keys = _parse(_read(path), path)
+    if keys is None:
+        # A file that is written in place is empty for a moment, in which nobody must be locked out.
+        raise InvalidArgumentError(f"the API keys {path} have no list; make one with `specwire keys new`, or write [] for no keys at all")
+    return keys
+
+
+def _read(path: str) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise InvalidArgumentError(f"the API keys {path} can't be read ({reason}); check the path and who may read it") from error
-    return _parse(text, path)
 
 
 def add_api_key(path: str, entry: ApiKey) -> None:
@@ -96,10 +103,10 @@ def add_api_key(path: str, entry: ApiKey) -> None:
         InvalidArgumentError: the file is wrong, or has the name already.
     """
     file = Path(path)
-    old = load_api_keys(path) if file.exists() else ()
+    text = _read(path) if file.exists() else ""
+    old = _parse(text, path) or ()
     if any(known.name == entry.name for known in old):
         raise InvalidArgumentError(f"{path} has a key named {entry.name!r} already; choose another name, or remove that entry first")
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
     new = _append(text, _to_object(entry))
     try:
         is_good = _parse(new, path) == (*old, entry)
@@ -126,7 +133,8 @@ def parse_expiry(value: object) -> datetime.datetime | None:
     raise InvalidArgumentError(f"expires is {value!r}, but must be a date or time such as 2030-12-31 or 2030-12-31T18:00:00Z")
 
 
-def _parse(text: str, path: str) -> tuple[ApiKey, ...]:
+def _parse(text: str, path: str) -> tuple[ApiKey, ...] | None:
+    """None: there is nothing but comments."""
     try:
         entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -134,7 +142,7 @@ def _parse(text: str, path: str) -> tuple[ApiKey, ...]:
         where = "" if mark is None else f" in line {mark.line + 1}"
         raise InvalidArgumentError(f"the API keys {path} are neither YAML nor JSON{where}; see docs/security.md for the form") from error
     if entries is None:
-        return ()
+        return None
     if not isinstance(entries, list):
         raise InvalidArgumentError(f"the API keys {path} are a {type(entries).__name__}, but must be a list with an entry for each key")
     keys = []

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coordinator.api_keys import KeyRing
 from specwire.api_keys import ApiKey, add_api_key, hash_key, load_api_keys, make_key, parse_expiry
 from specwire.cli.app import app
-from specwire.errors import InvalidArgumentError
+from specwire.errors import InvalidArgumentError, UnauthenticatedError
 
 HASH, OTHER_HASH = hash_key("a"), hash_key("b")
 NEW_YEAR = datetime.datetime(2031, 1, 1, tzinfo=datetime.UTC)
@@ -30,9 +30,7 @@ def test_keys_are_random_and_their_hashes_are_sha256() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ()),
         ("[]", ()),
-        ("# nobody yet\n", ()),
         (f"- name: blue\n  hash: {HASH}\n", (ApiKey("blue", HASH),)),
         (f'[{{"name": "blue", "hash": "{HASH}", "tokens_per_minute": 7}}]', (ApiKey("blue", HASH, tokens_per_minute=7),)),
         (f"- {{name: blue, hash: {HASH}, expires: 2031-01-01}}", (ApiKey("blue", HASH, expires=NEW_YEAR),)),
@@ -52,6 +50,9 @@ def test_files_are_read(text: str, expected: tuple[ApiKey, ...], tmp_path: Path)
     [
         ("- [", "are neither YAML nor JSON in line"),
         ("a: 1", "are a dict, but must be a list"),
+        ("", "have no list"),
+        ("# nobody yet\n", "have no list"),
+        ("null", "have no list"),
         ("- 7", "entry 1: it is a int, but must have name and hash"),
         (f"- {{hash: {HASH}}}", "entry 1: name is missing"),
         ("- {name: a}", "entry 1: hash is missing"),
@@ -105,7 +106,7 @@ def test_entries_are_appended_and_the_rest_stays(text: str | None, tmp_path: Pat
     if text is not None:
         path.write_text(text)
         path.chmod(0o640)
-    old = load_api_keys(str(path)) if text is not None else ()
+    old = (ApiKey("old", HASH),) if text and "name" in text else ()
     entry = ApiKey("new", OTHER_HASH, max_concurrent_requests=3, requests_per_minute=60, expires=NEW_YEAR)
     add_api_key(str(path), entry)
     assert load_api_keys(str(path)) == (*old, entry)
@@ -188,6 +189,23 @@ def test_names_that_are_gone_are_forgotten_once_nothing_of_them_runs(tmp_path: P
     path.write_text(f"- {{name: a, hash: {HASH}}} # again\n")
     keys.find(digest)
     assert keys.usage("b") is not usages[1]
+
+
+@pytest.mark.parametrize("empty", ["", "# written in a moment\n"])
+def test_a_file_that_is_empty_for_a_moment_locks_nobody_out(empty: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"- {{name: a, hash: {HASH}}}\n")
+    keys, digest = KeyRing(str(path), check_interval_s=0), bytes.fromhex(HASH)
+    path.write_text(empty)
+    assert keys.find(digest).name == "a"
+    assert keys.num_failed_reloads == 1
+    path.write_text(f"- {{name: again, hash: {HASH}}}\n")
+    assert keys.find(digest).name == "again"
+    assert "every call is refused" not in caplog.text
+    path.write_text("[]\n")
+    with pytest.raises(UnauthenticatedError):
+        keys.find(digest)
+    assert "every call is refused" in caplog.text
 
 
 def test_the_documented_entry_has_every_field() -> None:
