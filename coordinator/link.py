@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specwire.errors import InternalError, SpecwireError, UnavailableError
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, Hello, SlotRef
 
+from .asked_round import AskedRound
 from .backoff import Backoff
 from .countdown import Countdown
 from .draft_slot import DraftSlot, take_opens
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HUNG_S = 1.0
-"""A drafter that is this late loses its sequences to another one."""
 _LOST_S = 10.0
-"""An answer that is this much later still will not come: the stream starts over."""
+"""An answer that does not come so long after the drafter seemed to hang will not come at all: the stream starts over."""
 _new = tuple.__new__
 """Makes a named tuple in a third of the time that its class takes."""
 
@@ -37,7 +36,7 @@ class DraftLink:
         is_draining: the drafter is about to stop.
         slots: live slots by index.
         asks: slots whose drafts the next `post` asks for.
-        asked_ns: time.monotonic_ns() of the last round with rows.
+        asked: the last round with rows.
     """
 
     def __init__(self, drafter: "Drafter", lane: "Lane", connect: DrafterFactory, max_message_bytes: int, hello: Hello) -> None:
@@ -55,14 +54,8 @@ class DraftLink:
         self._stream: DraftStream | None = None
         self._session = 0
         self._round = 0
-        self._asked_round = 0
-        self._asked_size = (0, 0)
-        self.asked_ns = 0
-        self._wait_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self.asked = AskedRound(self._miss, self._give_up)
         self._patience = asyncio.timeout(None)
-        self._countdown: Countdown | None = None
-        self._last_countdown: Countdown | None = None
         self._problem = ""
         self._closes: list[SlotRef] = []
         self._unopened: list[DraftSlot] = []
@@ -137,7 +130,7 @@ class DraftLink:
             )
         )  # fmt: skip
         if rows:
-            self._await_answer(countdown, most_drafts, len(rows))
+            self.asked.begin(round_, most_drafts, len(rows), self.drafter.wait_s(most_drafts, len(rows)), countdown)
 
     async def run(self) -> None:
         """Connects, and connects again whenever the stream ends; cancelled from outside."""
@@ -148,21 +141,21 @@ class DraftLink:
                 try:
                     await self._connect(peer)
                     async with asyncio.timeout(None) as self._patience:
-                        while not self.is_draining or self._asked_round:
+                        while not self.is_draining or self.asked.number:
                             self._on_reply(await self._receive())
                             backoff.reset()
-                    await self._let_step_go_on()
+                    await self.asked.let_step_go_on()
                     self._hand_over()
                 except SpecwireError as error:
                     self._lose(error)
                 except TimeoutError:
-                    self._lose(UnavailableError(f"no answer in {_HUNG_S + _LOST_S:g} s; the stream starts over"))
+                    self._lose(UnavailableError("it still does not answer what it was asked for; the stream starts over"))
                 except Exception as error:
                     logger.exception("drafter %s: a fault in its link", self.drafter.address)
                     self._lose(InternalError(f"{type(error).__name__}: {error}"))
                 await backoff.wait()
         finally:
-            self._answered()
+            self.asked.release()
             if self._stream is not None:
                 self._stream.close()
             await peer.close()
@@ -205,12 +198,6 @@ class DraftLink:
             lane.log.warning(f"drafter {self.drafter.address}", "lane %d: no drafts from %s: %s", lane.index, self.drafter.address, error)
         self._leave()
 
-    async def _let_step_go_on(self) -> None:
-        """The step that waits for drafts takes them out of their slots before these close."""
-        if self._last_countdown is not None:
-            await self._last_countdown.wait()
-            await asyncio.sleep(0)  # the step was woken first
-
     def _hand_over(self) -> None:
         """The drafter is about to stop and owes no answer: its sequences look for another one."""
         self.lane.counters.num_drafter_handovers += len(self.slots)
@@ -230,41 +217,19 @@ class DraftLink:
         self._closes.clear()
         self._unopened.clear()
         self.asks.clear()
-        self._answered()
-        self._asked_round = 0
+        self.asked.end()
         lane.wake()
-
-    def _await_answer(self, countdown: Countdown, num_draft_tokens: int, num_sequences: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._asked_round = self._round
-        self._asked_size = num_draft_tokens, num_sequences
-        self.asked_ns = time.monotonic_ns()  # the loop's own time may be milliseconds old
-        self._wait_s = self.drafter.wait_s(num_draft_tokens, num_sequences)
-        self._countdown = self._last_countdown = countdown
-        countdown.add()
-        self._timer = loop.call_later(self._wait_s, self._miss)
-
-    def _answered(self) -> None:
-        """The step no longer waits for this drafter."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._countdown is not None:
-            self._countdown.done()
-            self._countdown = None
 
     def _miss(self) -> None:
         lane = self.lane
         self.is_late, self.is_usable = True, False
         lane.counters.num_drafter_timeouts += 1
-        lane.counters.fallbacks["drafter_timeout"] += self._asked_size[1]
+        lane.counters.fallbacks["drafter_timeout"] += self.asked.num_sequences
         lane.log.warning(
             f"late {self.drafter.address}", "lane %d: drafter %s did not answer within %.1f ms; its %d sequences go on without drafts",
-            lane.index, self.drafter.address, 1000 * self._wait_s, self._asked_size[1],
+            lane.index, self.drafter.address, 1000 * self.asked.wait_s, self.asked.num_sequences,
         )  # fmt: skip
         lane.telemetry.draft_missed(self)
-        self._answered()
-        self._timer = asyncio.get_running_loop().call_later(_HUNG_S, self._give_up)
 
     def _give_up(self) -> None:
         """It seems to hang: its sequences move to another drafter, if there is one."""
@@ -282,21 +247,21 @@ class DraftLink:
         if result.draining:
             self.is_draining, self.is_usable = True, False
             return
-        if result.round and result.round != self._asked_round:
+        if result.round and result.round != self.asked.number:
             counters.num_garbage_drafts += max(1, len(result.rows))
-            if self._asked_round:
+            if self.asked.number:
                 # One round at a time is asked: the answer to it will not come any more.
-                raise InternalError(f"round {result.round} was answered, but round {self._asked_round} was asked; the stream starts over")
+                raise InternalError(f"round {result.round} was answered, but round {self.asked.number} was asked; the stream starts over")
             return
-        reply_s = (time.monotonic_ns() - self.asked_ns) / 1e9
+        reply_s = (time.monotonic_ns() - self.asked.sent_ns) / 1e9
         if result.round:
             self.lane.telemetry.drafted(self, result)
         take_rows(self, result.rows, is_asked=result.round > 0)
         if result.round:
-            if reply_s < self._wait_s + _HUNG_S:  # one that hung says nothing of its speed: the wait would grow to the length of its naps
-                self.drafter.times.record(*self._asked_size, reply_s, 2 * self._wait_s)
-            self._asked_round = 0
-            self._answered()
+            asked = self.asked
+            if asked.says_speed(reply_s):
+                self.drafter.times.record(asked.num_draft_tokens, asked.num_sequences, reply_s, 2 * asked.wait_s)
+            asked.end()
             if self.is_late:
                 self._patience.reschedule(None)
                 self.is_late, self.is_usable = False, not self.is_draining

@@ -186,7 +186,7 @@ class Metrics:
             self.num_generated_tokens += num_tokens * num_sequences
 
     def drafted(self, link: "DraftLink", result: DraftResult) -> None:
-        metrics, timing, reply_ns = self.drafter(link.drafter.address), result.timing, time.monotonic_ns() - link.asked_ns
+        metrics, timing, reply_ns = self.drafter(link.drafter.address), result.timing, time.monotonic_ns() - link.asked.sent_ns
         metrics.num_draft_tokens += sum([len(row.draft_tokens) for row in result.rows])
         metrics.reply.observe(reply_ns)
         metrics.recent_ns.append(reply_ns)

@@ -80,7 +80,7 @@ class Telemetry:
         self.metrics.committed(lane, round_, result, gaps)
 
     def drafted(self, link: "DraftLink", result: DraftResult) -> None:
-        """A drafter has answered what it was asked at link.asked_ns."""
+        """A drafter has answered what it was asked at link.asked.sent_ns."""
         self.metrics.drafted(link, result)
 
     def draft_missed(self, link: "DraftLink") -> None:

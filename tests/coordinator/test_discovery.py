@@ -198,4 +198,4 @@ async def test_a_lane_that_is_forgotten_gives_up_what_it_waits_for() -> None:
         await cluster.kill_verifier(0)
         cluster.list_verifiers()
         await cluster.until(lambda: not cluster.engine.lanes)
-        await until(lambda: link._timer is None)
+        await until(lambda: link.asked._timer is None)

@@ -118,7 +118,7 @@ async def test_what_a_stopping_drafter_still_owes_is_used() -> None:
         cluster.drafters[0].script.delay_s = 0.05
         [request] = submit(cluster, 1, max_tokens=40)
         link = cluster.engine.lanes[0].links[0]
-        await until(lambda: bool(link._asked_round))
+        await until(lambda: bool(link.asked.number))
         num_accepted = cluster.engine.counters.num_accepted_tokens
         cluster.network.drain("d0:1")
         await cluster.until(lambda: cluster.engine.counters.num_accepted_tokens > num_accepted)

@@ -221,7 +221,7 @@ async def test_alone_and_out_of_blocks() -> None:
 
 @pytest.mark.parametrize("grpc_", [False, True])
 async def test_a_hung_drafter_loses_its_sequences_to_another(grpc_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.link._HUNG_S", 0.02)
+    monkeypatch.setattr("coordinator.asked_round.HUNG_S", 0.02)
     drafters = [DrafterScript(delay_s=3600), DrafterScript()]
     async with Cluster([VerifierScript(delay_s=0.001)], drafters, grpc=grpc_, min_draft_wait_ms=20) as cluster:
         await cluster.all_there()

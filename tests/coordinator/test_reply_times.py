@@ -61,7 +61,7 @@ def test_a_hung_reply_counts_as_twice_its_wait_at_most() -> None:
 
 async def test_a_drafter_that_hangs_each_time_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that grows with every late answer ends as long as the answers are late: each step would take that long."""
-    monkeypatch.setattr("coordinator.link._HUNG_S", 0.02)
+    monkeypatch.setattr("coordinator.asked_round.HUNG_S", 0.02)
     async with Cluster([VerifierScript(delay_s=0.005)], [DrafterScript(delay_s=0.1)], min_draft_wait_ms=5) as cluster:
         await cluster.all_there()
         cluster.submit([5, 6, 7], seed=1, max_tokens=500)

@@ -122,7 +122,7 @@ class RepliesTarget:
         )
         self._engine = Engine(config)
         # Answers that will never come are given up sooner than for users.
-        with mock.patch("coordinator.link._HUNG_S", 0.1), mock.patch("coordinator.link._LOST_S", 0.3):
+        with mock.patch("coordinator.asked_round.HUNG_S", 0.1), mock.patch("coordinator.link._LOST_S", 0.3):
             await self._engine.start()
             await self._connected()
             yield

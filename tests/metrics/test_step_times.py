@@ -94,7 +94,7 @@ def test_predicted_and_measured_cost_of_the_same_rounds(clock: list[int]) -> Non
 
 def test_a_drafters_reply(clock: list[int]) -> None:
     metrics, clock[0] = Metrics(), 40 * MS
-    link: Any = SimpleNamespace(drafter=SimpleNamespace(address="d:1"), asked_ns=15 * MS)
+    link: Any = SimpleNamespace(drafter=SimpleNamespace(address="d:1"), asked=SimpleNamespace(sent_ns=15 * MS))
     rows = [
         DraftRowResult(RowStatus.OK, 0, 1, 5, [1, 2, 3]),
         DraftRowResult(RowStatus.CATCHING_UP, 1, 1, 5),
