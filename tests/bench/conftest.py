@@ -13,11 +13,11 @@ from coordinator.server import CoordinatorServer
 from specwire.config import CoordinatorConfig
 from specwire.speculative_config import SpeculativeConfig
 from tests.coordinator.byte_tokenizer import make_spec
-from tests.coordinator.serving import until
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.local import LocalNetwork
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.scripted.verifier import ScriptedVerifier
+from tests.waiting import until
 
 K = 3
 CHAT_TEMPLATE = "{% for message in messages %}<{{ message.content }}>{% endfor %}"

@@ -11,7 +11,8 @@ import pytest
 from specwire.messages import TokenizerSpec
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
-from tests.coordinator.serving import serving, until
+from tests.coordinator.serving import serving
+from tests.waiting import until
 
 FAKES = Path(__file__).parent / "fakes"
 CHAT_TEMPLATE = "{% for message in messages %}<{{ message.content }}>{% endfor %}"

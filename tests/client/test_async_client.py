@@ -23,7 +23,8 @@ from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason, SpecStats,
 from specwire.rpc import Server, is_serving
 from tests.coordinator.byte_tokenizer import EOS, VOCAB_SIZE, ids_of, make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
-from tests.coordinator.serving import serving, until
+from tests.coordinator.serving import serving
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from specwire.errors import (
 from specwire.messages import ErrorStatus
 from tests.coordinator.byte_tokenizer import ids_of, make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
-from tests.coordinator.serving import serving, until
+from tests.coordinator.serving import serving
+from tests.waiting import until
 
 
 @pytest.fixture

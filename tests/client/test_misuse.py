@@ -15,7 +15,8 @@ from specwire import AsyncClient, Client
 from specwire.errors import FailedPreconditionError, UnavailableError
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
-from tests.coordinator.serving import serving, until
+from tests.coordinator.serving import serving
+from tests.waiting import until
 
 MESSAGES = [{"role": "user", "content": "@"}]
 ASYNC_CALLS: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {

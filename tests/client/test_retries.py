@@ -28,7 +28,8 @@ from specwire.errors import (
 from specwire.messages import ErrorStatus
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
-from tests.coordinator.serving import serving, until
+from tests.coordinator.serving import serving
+from tests.waiting import until
 
 UNAVAILABLE = ErrorStatus(14, "no verifier is there")
 Pauses = list[float]

@@ -27,11 +27,11 @@ from specwire.errors import (
 from specwire.messages import TokenOrigin
 from specwire.speculative_config import SpeculativeConfig
 from tests.coordinator.byte_tokenizer import VOCAB_SIZE, ids_of
-from tests.coordinator.serving import until
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.local import LocalNetwork
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.scripted.verifier import ScriptedVerifier
+from tests.waiting import until
 
 MAX_LEN = 512
 

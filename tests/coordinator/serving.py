@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from coordinator.server import CoordinatorServer
@@ -22,10 +22,3 @@ async def serving(engine: ScriptedEngine, socket_dir: Path, *, max_message_mb: i
         following.cancel()
         await server.stop(0)
         engine.close()
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Lets the loop run until something is so that no event announces."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the condition is inside the code under test
-            await asyncio.sleep(0.001)

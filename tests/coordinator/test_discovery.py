@@ -8,11 +8,11 @@ import pytest
 
 from coordinator.counters import Counters
 from coordinator.discovery import Discovery, is_name, resolve_host
-from tests.coordinator.serving import until
 from tests.scripted.cluster import Cluster
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.local import LocalNetwork
 from tests.scripted.verifier import VerifierScript
+from tests.waiting import until
 
 PROMPT = [5, 6, 7, 8, 9]
 FAST = {"discovery_interval_s": 0.05, "min_draft_wait_ms": 1000}

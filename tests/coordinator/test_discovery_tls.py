@@ -11,11 +11,11 @@ from specwire.config import CoordinatorConfig
 from specwire.messages import GenerateRequest
 from specwire.sampling_params import SamplingParams
 from specwire.tls import ServerTls
-from tests.coordinator.serving import until
 from tests.scripted.collect import CollectingSink
 from tests.scripted.services import ScriptedService
 from tests.scripted.verifier import ScriptedVerifier
 from tests.security.certificates import Authority
+from tests.waiting import until
 
 PROMPT = [5, 6, 7]
 

@@ -9,10 +9,10 @@ from specwire.client.aio import AsyncClient
 from specwire.config import CoordinatorConfig
 from specwire.errors import UnavailableError
 from specwire.rpc import is_serving, open_channel
-from tests.coordinator.serving import until
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
+from tests.waiting import until
 
 PROMPT = [5, 6, 7, 8, 9]
 VERIFIER = VerifierScript(delay_s=0.002)

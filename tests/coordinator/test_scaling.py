@@ -9,10 +9,10 @@ import pytest
 from coordinator import balance
 from coordinator.balance import Balancer
 from specwire.messages import FinishReason
-from tests.coordinator.serving import until
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
+from tests.waiting import until
 
 FAIR_SHARE = 0.6
 NUM_SEQS = 24

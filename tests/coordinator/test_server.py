@@ -18,7 +18,8 @@ from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from specwire.wire import common, generate
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
-from tests.coordinator.serving import serving, until
+from tests.coordinator.serving import serving
+from tests.waiting import until
 from tests.wire.responses import unpack_batch_response, unpack_response
 
 

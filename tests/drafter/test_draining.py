@@ -8,7 +8,7 @@ import pytest
 
 from specwire.messages import DraftRow, RowStatus
 from specwire.rpc import is_serving, open_channel
-from tests.coordinator.serving import until
+from tests.waiting import until
 
 from .helpers import DraftClient, describe, draft_stream, open_request, serve_drafter
 

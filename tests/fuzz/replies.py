@@ -18,13 +18,13 @@ from specwire.rpc import Server
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from tests.coordinator.serving import until
 from tests.fuzz.strategies import partial_messages
 from tests.fuzz.targets import tracebacks
 from tests.scripted import services
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript, ScriptedDrafter
 from tests.scripted.verifier import ScriptedVerifier, VerifierScript
+from tests.waiting import until
 
 Changes = Mapping[int, Message]
 """For the n-th answer: fields that it gets in place of its own."""

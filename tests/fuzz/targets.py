@@ -20,7 +20,6 @@ from specwire.rpc import open_channel
 from specwire.speculative_config import SpeculativeConfig
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.wire import draft, generate, verify
-from tests.coordinator.serving import until
 from tests.drafter.helpers import serve_drafter
 from tests.fuzz.caller import TYPED, Caller, Outcome
 from tests.fuzz.good import SAMPLINGS, draft_conversation, request, verify_conversation
@@ -28,6 +27,7 @@ from tests.fuzz.strategies import Conversation, conversations
 from tests.scripted.cluster import Cluster
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.verifier.harness import describe, make_verifier, serve, tiny_model
+from tests.waiting import until
 from verifier_svc.session import SessionGate
 
 _GOOD_EVERY = 5

@@ -13,8 +13,8 @@ from drafter_svc.draft_model import DraftModel
 from specwire.client.aio import AsyncClient
 from specwire.errors import DeadlineExceededError, UnavailableError
 from specwire.sampling_params import SamplingParams
-from tests.coordinator.serving import until
 from tests.engine.tiny_models import save_tiny_model
+from tests.waiting import until
 
 from .noisy_model import save_noisy
 from .reference import Expected, OneTokenLoop

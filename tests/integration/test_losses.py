@@ -13,8 +13,8 @@ from specwire.config import CoordinatorConfig
 from specwire.errors import UnavailableError
 from specwire.rpc import is_serving, open_channel
 from specwire.sampling_params import SamplingParams
-from tests.coordinator.serving import until
 from tests.engine.tiny_models import save_tiny_model
+from tests.waiting import until
 
 from .reference import OneTokenLoop
 from .stack import Service, coordinate, serve_verifier

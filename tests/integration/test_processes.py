@@ -15,9 +15,9 @@ from specwire.rpc import is_serving, open_channel
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer
-from tests.coordinator.serving import until
 from tests.drafter.helpers import serve_drafter
 from tests.engine.tiny_models import save_tiny_model
+from tests.waiting import until
 
 from .reference import OneTokenLoop
 from .stack import Service, serve_engine, serve_verifier

@@ -17,13 +17,13 @@ from specwire.client.aio import AsyncClient
 from specwire.config import CoordinatorConfig, DrafterConfig
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
-from tests.coordinator.serving import until
 from tests.drafter.helpers import serve_drafter
 from tests.engine.tiny_models import save_tiny_model
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.scripted.services import ScriptedService
 from tests.scripted.verifier import ScriptedVerifier
+from tests.waiting import until
 
 from .reference import OneTokenLoop
 from .stack import Service, coordinate, serve_verifier

@@ -1,6 +1,5 @@
 """Every number of the drafter against one that is counted by hand, on a scripted method."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from specwire.messages import DraftCommit, DraftRow, RowStatus, SlotRef
 from specwire.rpc import open_channel
 from tests.drafter.helpers import DraftClient, ScriptedMethod, draft_stream, open_request, serve_drafter
 from tests.metrics.scrape import Series, by_name, check_growth, make_scraper, series_of, value
+from tests.waiting import until
 
 PREFIX = "specwire_drafter_"
 EVERYTHING = {name for metric in metrics.METRICS for name in series_of(metric)}
@@ -32,12 +32,6 @@ def test_before_a_method_is_there_everything_is_zero() -> None:
     series = scraper(DrafterMetrics(SequencePool(7)))()
     assert {name for name, _ in series} == EVERYTHING
     assert {name: number for (name, _), number in series.items() if number} == {f"{PREFIX}max_sequences": 7}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the worker's thread has no event for a test
-            await asyncio.sleep(0.001)
 
 
 async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from specwire.engine.models.decoder import Decoder
 from specwire.messages import RowStatus, VerifyRound
 from tests.metrics.scrape import Series, by_name, check_growth, make_scraper, series_of, value
-from tests.verifier.harness import PROMPT, Rounds, Served, decode, describe, ends_with, make_verifier, open_message, prefill, serve, tiny_model, until
+from tests.verifier.harness import PROMPT, Rounds, Served, decode, describe, ends_with, make_verifier, open_message, prefill, serve, tiny_model
+from tests.waiting import until
 from verifier_svc import metrics
 from verifier_svc.loading import LoadedVerifier
 from verifier_svc.metrics import VerifierMetrics

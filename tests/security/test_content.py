@@ -21,9 +21,9 @@ from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from specwire.wire.arrays import pack_int32
 from tests.coordinator.byte_tokenizer import VOCAB_SIZE, make_spec
-from tests.coordinator.serving import until
 from tests.drafter.helpers import serve_drafter
 from tests.verifier.harness import Rounds, decode, make_verifier, open_message, prefill, serve, tiny_model
+from tests.waiting import until
 
 CANARY = "kumquat zebra kumquat zebra"
 CANARY_IDS = list(CANARY.encode())

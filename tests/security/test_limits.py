@@ -23,10 +23,10 @@ from specwire.statuses import error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from specwire.wire import generate
-from tests.coordinator.serving import until
 from tests.scripted.cluster import Cluster
 from tests.scripted.verifier import VerifierScript
 from tests.security.serving import serving
+from tests.waiting import until
 from tests.wire.responses import unpack_batch_response
 
 KEY, OTHER_KEY = make_key(), make_key()

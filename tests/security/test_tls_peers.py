@@ -15,13 +15,13 @@ from specwire.messages import GenerateRequest
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tls import ServerTls, TlsOptions
-from tests.coordinator.serving import until
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript, ScriptedDrafter
 from tests.scripted.services import ScriptedService
 from tests.scripted.verifier import ScriptedVerifier, VerifierScript
 from tests.security.certificates import Authority, copy
 from tests.security.conftest import Files, make_files
+from tests.waiting import until
 
 PROMPT = [5, 6, 7]
 

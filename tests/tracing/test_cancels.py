@@ -17,13 +17,13 @@ from specwire.config import CoordinatorConfig
 from specwire.messages import DraftRound, GenerateRequest, VerifyRound
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
-from tests.coordinator.serving import until
 from tests.scripted.cluster import Cluster
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript, ScriptedDrafter
 from tests.scripted.local import LocalNetwork
 from tests.scripted.verifier import ScriptedVerifier, VerifierScript
 from tests.tracing.collector import Seen, check_declared, check_tree, collecting
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient")
 NUM_REQUESTS = 500

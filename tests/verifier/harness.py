@@ -246,13 +246,6 @@ async def drain(stream: VerifyStream) -> None:
         pass
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Waits for something that other tasks bring about."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the conditions are states of code that has no event for a test
-            await asyncio.sleep(0.001)
-
-
 class LaunchGate:
     """Holds the verifier's worker at a launch until it is opened; counts launches."""
 

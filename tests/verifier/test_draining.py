@@ -5,7 +5,8 @@ import asyncio
 import grpc
 
 from specwire.rpc import is_serving
-from tests.verifier.harness import PROMPT, LaunchGate, Rounds, decode, ends_with, make_verifier, open_message, prefill, serve, until
+from tests.verifier.harness import PROMPT, LaunchGate, Rounds, decode, ends_with, make_verifier, open_message, prefill, serve
+from tests.waiting import until
 
 
 async def test_a_coordinator_is_told_and_answered_until_it_leaves(model, socket_dir, truth):

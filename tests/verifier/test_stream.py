@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from specwire.messages import SlotRef, VerifyRound
-from tests.verifier.harness import PROMPT, LaunchGate, Rounds, ahead, decode, ends_with, make_verifier, open_message, prefill, serve, until
+from tests.verifier.harness import PROMPT, LaunchGate, Rounds, ahead, decode, ends_with, make_verifier, open_message, prefill, serve
+from tests.waiting import until
 
 Code = grpc.StatusCode
 
