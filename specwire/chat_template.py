@@ -54,7 +54,7 @@ class ChatTemplate:
         """
         try:
             return self._template.render(**variables)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidArgumentError(f"the chat template refuses the messages: {error}; check roles, order and content") from error
 
 

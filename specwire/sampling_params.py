@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -174,10 +175,12 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # An integer may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
         raise InvalidArgumentError(f"{name} is {value!r}, but must be a finite number from {low:g} to {high:g}; send one")
     if not low <= value <= high:
-        raise InvalidArgumentError(f"{name} is {value:g}, but must be from {low:g} to {high:g}; choose a value in that range")
+        shown = f"{value:g}" if isinstance(value, float) else reprlib.repr(value)
+        raise InvalidArgumentError(f"{name} is {shown}, but must be from {low:g} to {high:g}; choose a value in that range")
 
 
 def _check_bool(name: str, value: object) -> None:

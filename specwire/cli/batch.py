@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import io
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import typer
 from rich.console import Console
@@ -46,8 +47,14 @@ class BatchOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.max_concurrency <= 4096:
             raise InvalidArgumentError(f"--max-concurrency is {self.max_concurrency}, but must be from 1 to 4096")
+        if self.source is None and sys.stdin is None:
+            raise InvalidArgumentError("the requests are to come from standard input, which is closed; pipe them in, or name a file")
         if self.source is not None and not self.source.is_file():
             raise InvalidArgumentError(f"there is no file {self.source}; name a file of JSON lines, or - for standard input")
+        if self.output is not None and self.source is not None and self.output.exists() and self.output.samefile(self.source):
+            raise InvalidArgumentError(f"--output {self.output} is the file of the requests; name another one")
+        if self.resume and self.output is not None and self.output.exists() and not self.output.is_file():
+            raise InvalidArgumentError(f"--output {self.output} is no regular file, which --resume could read; name another one")
         if self.resume and self.output is None:
             raise InvalidArgumentError("--resume needs --output: it goes on with that file")
         if self.output is not None and self.output.exists() and not self.resume:
@@ -78,7 +85,7 @@ def run_batch(make_client: Callable[[], AsyncClient], options: BatchOptions) -> 
     tally, started = Tally(), time.monotonic()
     try:
         with contextlib.ExitStack() as stack:
-            source = sys.stdin.buffer if options.source is None else stack.enter_context(options.source.open("rb"))
+            source = _standard_input() if options.source is None else stack.enter_context(options.source.open("rb"))
             output = sys.stdout if options.output is None else stack.enter_context(options.output.open("a", encoding="utf-8"))
             stack.enter_context(_progress(tally, num_jobs))
             batch = _Batch(read_jobs(source, answered), Writer(output, keep_order=options.keep_order), options.defaults, tally)
@@ -148,6 +155,14 @@ class _Batch:
     def _write(self, index: int, record: dict[str, Any]) -> None:
         self._writer.write(index, record)
         self._tally.on_change()
+
+
+def _standard_input() -> IO[bytes]:
+    """A buffer of our own where there is a file behind it: a program can't end while a thread waits in the interpreter's one."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except io.UnsupportedOperation:
+        return sys.stdin.buffer
 
 
 def _num_lines(path: Path) -> int:

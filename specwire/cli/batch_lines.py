@@ -9,10 +9,12 @@ from typing import IO, Any
 
 from specwire.cli.generate import result_object
 from specwire.client import Chat, GenerationResult, Prompt
+from specwire.client.prompts import check_label
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.statuses import status_code
 
 _PROMPTS = ("prompt", "prompt_token_ids", "messages")
+_RECORD_START = b'{"id": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +90,20 @@ class Writer:
             self._next += 1
 
     def _put(self, record: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+        line = json.dumps(record, ensure_ascii=False)
+        try:
+            line.encode(self._stream.encoding or "utf-8")
+        except UnicodeEncodeError:  # what a message quotes of a request need not be valid text
+            line = json.dumps(record)
+        self._stream.write(line + "\n")
         self._stream.flush()
 
 
 def answered_ids(path: Path) -> set[str | int]:
-    """The ids that a former run's output has answers for. A last line that was cut short is removed from the file.
+    """The ids that a former run's output has answers for. A last line that was cut short is removed from the file, or ended if it is whole.
 
     Raises:
-        InvalidArgumentError: the file is not the output of a batch.
+        InvalidArgumentError: the file is not the output of a batch; it is left as it was.
     """
     if not path.exists():
         return set()
@@ -104,17 +111,33 @@ def answered_ids(path: Path) -> set[str | int]:
     with path.open("rb+") as stream:
         position = 0
         for number, line in enumerate(iter(stream.readline, b""), start=1):
-            if not line.endswith(b"\n"):
-                stream.truncate(position)
+            is_cut = not line.endswith(b"\n")
+            record = _read_json(line)
+            if record is None and is_cut and line.startswith(_RECORD_START[: len(line)]):
+                stream.truncate(position)  # all lines before it are results
                 break
+            if not isinstance(record, dict) or not _is_result(record):
+                raise InvalidArgumentError(f"line {number} of {path} is no result of a batch; name the right file, or another one")
+            if "error" not in record:
+                answered.add(record["id"])
+            if is_cut:
+                stream.write(b"\n")
             position += len(line)
-            try:
-                record = json.loads(line)
-                if "error" not in record:
-                    answered.add(record["id"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise InvalidArgumentError(f"line {number} of {path} is no result of a batch; name the right file, or another one") from error
     return answered
+
+
+def _read_json(line: bytes) -> object:
+    """None for what is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_result(record: Mapping[str, Any]) -> bool:
+    """Whether `answer_record` or `error_record` may have made it; requests have ids too."""
+    has_id = isinstance(record.get("id"), (str, int)) and not isinstance(record.get("id"), bool)
+    return has_id and any(isinstance(record.get(key), kind) for key, kind in (("token_ids", list), ("choices", list), ("error", dict)))
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -130,8 +153,8 @@ def _parse(line: bytes) -> dict[str, Any]:
 def _id(request: dict[str, Any], number: int) -> str | int:
     job_id = request.pop("id", number)
     if isinstance(job_id, bool) or not isinstance(job_id, (str, int)):
-        raise InvalidArgumentError(f"id is {job_id!r}, but must be text or an integer; it may be left out")
-    return job_id
+        raise InvalidArgumentError(f"id is {reprlib.repr(job_id)}, but must be text or an integer; it may be left out")
+    return check_label("id", job_id) if isinstance(job_id, str) else job_id
 
 
 def _job(number: int, job_id: str | int, request: dict[str, Any]) -> Job:

@@ -13,7 +13,7 @@ from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_concur
 from specwire.client.batch import AsyncBatch
 from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Generation, Retries
-from specwire.client.prompts import BatchItem, Chat, CheckedPrompt, Prompt, check_prompt, encode_prompt
+from specwire.client.prompts import BatchItem, Chat, CheckedPrompt, Prompt, check_label, check_prompt, encode_prompt
 from specwire.client.results import GenerationResult
 from specwire.client.rpc import fetch_status
 from specwire.client.session import LiveRequest
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 class AsyncClient:
     """A client of one coordinator; belongs to the event loop that first uses it. All its requests share one stream.
 
-    A request is sent again, up to `max_retries` times and inside its timeout, if the coordinator was not there (or said when to come
-    back) before the first token; one that has given a token never is.
+    A request is sent again, up to `max_retries` times and inside its timeout, if the coordinator was not there, went away or said when to come
+    back, and the caller has seen nothing of the answer: a stream that has given a token never is.
 
     Args:
         address: `host:port` or `unix:path`.
@@ -95,9 +95,7 @@ class AsyncClient:
             UnsupportedError: the prompt is not token ids, but no tokenizer is served.
             FailedPreconditionError: the client is closed or used elsewhere than it belongs; or there is no chat template for a Chat.
         """
-        params, prompt, deadline = make_params(params, sampling), check_prompt(prompt), Deadline(timeout)
-        async with deadline.limit():
-            return await read_result(await self._begin(prompt, params, request_id, deadline, whole=True))
+        return await self._run(prompt, make_params(params, sampling), timeout, request_id, waits_for_room=True)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
@@ -107,7 +105,8 @@ class AsyncClient:
         Use it in `async with` where leaving it early must end the generation at once.
         """
         params, prompt, deadline = make_params(params, sampling), check_prompt(prompt), Deadline(timeout)
-        return AsyncTokenStream(functools.partial(self._begin, prompt, params, request_id, deadline, whole=False), deadline)
+        start = functools.partial(self._start, prompt, params, check_label("request_id", request_id), deadline, whole=False)
+        return AsyncTokenStream(functools.partial(self._attempt, start, deadline), deadline)
 
     async def chat(
         self,
@@ -168,15 +167,16 @@ class AsyncClient:
             InvalidArgumentError: a wrong parameter, or a list of params of another length than the prompts. What the iterable itself raises
                 ends the batch.
         """
-        Deadline(timeout)  # says now what is wrong with it
+        Deadline(timeout), check_label("request_id", request_id)  # says now what is wrong with them
         items, shared = items_of_batch(prompts, params, sampling)
 
         def run(index: int, item: Prompt | BatchItem) -> Awaitable[GenerationResult]:
             label = f"{request_id}-{index}" if request_id else ""
             if not isinstance(item, BatchItem):
-                return self._run(item, shared, timeout, label)
+                return self._run(item, shared, timeout, label, waits_for_room=False)
             own = shared if item.params is None else make_params(item.params, sampling)
-            return self._run(item.prompt, own, timeout if item.timeout is None else item.timeout, item.request_id or label)
+            own_label = label if item.request_id == "" else item.request_id
+            return self._run(item.prompt, own, timeout if item.timeout is None else item.timeout, own_label, waits_for_room=False)
 
         return AsyncBatch(items, run, self._connect, check_concurrency(max_concurrency))
 
@@ -246,19 +246,16 @@ class AsyncClient:
         self._connection.home.check()
         return self._connection
 
-    async def _run(self, prompt: Prompt, params: SamplingParams, timeout: float | None, request_id: str) -> GenerationResult:
-        """One of a batch, which itself waits for room in the coordinator's queue."""
-        deadline = Deadline(timeout)
-        async with deadline.limit():
-            checked = check_prompt(prompt)
-            return await read_result(await self._begin(checked, params, request_id, deadline, whole=True, waits_for_room=False))
+    async def _run(self, prompt: Prompt, params: SamplingParams, timeout: float | None, request_id: str, *, waits_for_room: bool) -> GenerationResult:
+        """Generates everything, again where it failed: nobody has seen any of it. A batch itself waits for room in the coordinator's queue."""
+        checked, deadline = check_prompt(prompt), Deadline(timeout)
+        start = functools.partial(self._start, checked, params, check_label("request_id", request_id), deadline, whole=True)
 
-    async def _begin(
-        self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, *, whole: bool, waits_for_room: bool = True
-    ) -> Generation:
-        """Starts a generation and waits for what it gives first."""
-        start = functools.partial(self._start, prompt, params, request_id, deadline, whole=whole)
-        return await self._attempt(start, deadline, waits_for_room=waits_for_room)
+        async def attempt(connection: Connection) -> GenerationResult:
+            return await read_result(await start(connection))
+
+        async with deadline.limit():
+            return await self._attempt(attempt, deadline, waits_for_room=waits_for_room)
 
     async def _attempt(self, call: Callable[[Connection], Awaitable[Result]], deadline: Deadline, *, waits_for_room: bool = True) -> Result:
         """Makes a call, and makes it again after an error that passes."""

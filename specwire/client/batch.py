@@ -1,8 +1,11 @@
 """Many prompts at once: results as they end, and never more on the way than the coordinator takes."""
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import logging
+import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
@@ -165,10 +168,36 @@ class AsyncBatch:
 
 
 async def read_in_thread(prompts: Iterable[Read]) -> AsyncIterator[Read]:
-    """What an iterable gives, for those that may keep their next item waiting."""
+    """What an iterable gives, for those that may keep their next item waiting. Nobody waits for the thread in which one does."""
     iterator = iter(prompts)
-    while (item := await asyncio.to_thread(next, iterator, _NONE)) is not _NONE:
-        yield item  # type: ignore[misc]  # not _NONE
+    while (item := await _in_daemon_thread(functools.partial(next, iterator, _NONE))) is not _NONE:
+        yield item
+
+
+def _in_daemon_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
+    """What the call returns or raises. Unlike one of an executor, the thread keeps neither the loop nor the program from ending."""
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def settle(item: Any, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(item)
+        else:
+            answer.set_exception(error)
+
+    def run() -> None:
+        item, error = None, None
+        try:
+            item = context.run(call)
+        except BaseException as failure:
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, item, error)
+
+    threading.Thread(target=run, name="specwire-prompts", daemon=True).start()
+    return answer
 
 
 def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import numbers
 import random
+import reprlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 4.0
 _LONGEST_PAUSE_S = 8.0
+_LONGEST_TIMEOUT_S = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,15 @@ class Generation:
 
 
 class Deadline:
-    """A number of seconds from now, or none. Raises InvalidArgumentError for a number that is not positive."""
+    """A number of seconds from now, or none. Raises InvalidArgumentError for what is no positive number of seconds."""
 
     def __init__(self, timeout: float | None) -> None:
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise InvalidArgumentError(f"timeout is {timeout}, but must be a positive number of seconds; None waits without limit")
+        if timeout is not None:
+            is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)  # numpy's numbers do
+            if not is_number or not 0 < timeout <= _LONGEST_TIMEOUT_S:
+                text = f"timeout is {reprlib.repr(timeout)}, but must be a positive number of seconds, at most {_LONGEST_TIMEOUT_S}"
+                raise InvalidArgumentError(f"{text}; None waits without limit")
+            timeout = float(timeout)
         self._timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
 

@@ -105,6 +105,17 @@ def encode_prompt(prompt: CheckedPrompt, tokenizer: "Tokenizer | None", address:
     return tokenizer.encode(_check_text(text), add_special_tokens=False)  # the template writes them itself
 
 
+def check_label(name: str, label: str) -> str:
+    """The label itself. Raises InvalidArgumentError if it is no text, or not valid UTF-8."""
+    if not isinstance(label, str):
+        raise InvalidArgumentError(f"{name} is {reprlib.repr(label)}, but must be text; put it in quotes, or leave it out")
+    try:
+        label.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{name} is {label!r}, which is not valid UTF-8 at character {error.start}; send valid text") from None
+    return label
+
+
 def _check_text(text: str) -> str:
     try:
         text.encode("utf-8")
@@ -117,6 +128,8 @@ def _check_text(text: str) -> str:
 
 def _token_id(position: int, value: Any) -> int:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         token_id = operator.index(value)
     except TypeError:
         raise InvalidArgumentError(f"the prompt holds {value!r} at position {position}; send text or a list of integer token ids") from None

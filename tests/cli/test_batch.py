@@ -112,6 +112,17 @@ def test_a_bad_line_fails_alone(coordinator: Coordinator) -> None:
         ('{"prompt": ""}', "INVALID_ARGUMENT", "the prompt is empty; send at least one token id"),
         ('{"prompt": "a", "request_id": "x", "timeout": -1}', "INVALID_ARGUMENT", "timeout is -1"),
         ("[" * 100_000, "INVALID_ARGUMENT", "the line is no JSON"),
+        ('{"prompt": "a", "id": "\\ud800"}', "INVALID_ARGUMENT", "id is '\\ud800', which is not valid UTF-8 at character 0"),
+        ('{"prompt": "a", "\\ud800": 1}', "INVALID_ARGUMENT", "unknown sampling parameter \ud800"),
+        ('{"prompt": "a", "timeout": "abc"}', "INVALID_ARGUMENT", "timeout is 'abc', but must be a positive number of seconds"),
+        ('{"prompt": "a", "timeout": true}', "INVALID_ARGUMENT", "timeout is True"),
+        ('{"prompt": "a", "timeout": 1%s}' % ("0" * 400), "INVALID_ARGUMENT", "timeout is 1000"),
+        ('{"prompt": "a", "timeout": 1e300}', "INVALID_ARGUMENT", "timeout is 1e+300"),
+        ('{"prompt": "a", "request_id": 5}', "INVALID_ARGUMENT", "request_id is 5, but must be text"),
+        ('{"prompt": "a", "request_id": 0}', "INVALID_ARGUMENT", "request_id is 0, but must be text"),
+        ('{"prompt": "a", "request_id": "\\udfff"}', "INVALID_ARGUMENT", "request_id is '\\udfff', which is not valid UTF-8"),
+        ('{"prompt_token_ids": [true]}', "INVALID_ARGUMENT", "the prompt holds True at position 0"),
+        ('{"prompt": "a", "temperature": 1%s}' % ("0" * 400), "INVALID_ARGUMENT", "temperature is 1000"),
     ]
     text = "".join(f"{line}\n\n" for line, _, _ in bad) + lines([{"prompt": "AB", "max_tokens": 1}])
     result = batch("-", "--address", coordinator.address, stdin=text)
@@ -147,7 +158,9 @@ def test_order_of_results(coordinator: Coordinator, keep_order: bool) -> None:
 def test_resume_answers_only_what_is_missing(coordinator: Coordinator, source: Path, tmp_path: Path) -> None:
     """What failed is tried again; a line that a crash cut short is dropped."""
     output = tmp_path / "results.jsonl"
-    output.write_text(lines([{"id": "two", "text": "old"}, {"id": 1, "line": 1, "error": {"code": "X", "message": ""}}]) + '{"id": 3, "te')
+    output.write_text(
+        lines([{"id": "two", "text": "old", "token_ids": []}, {"id": 1, "line": 1, "error": {"code": "X", "message": ""}}]) + '{"id": 3, "te'
+    )
     result = batch(source, "--output", output, "--resume", "--address", coordinator.address)
     assert result.exit_code == 0, result.stderr
     written = [json.loads(line) for line in output.read_text().splitlines()]
@@ -177,13 +190,72 @@ def test_wrong_arguments_end_with_status_2(tmp_path: Path, monkeypatch: pytest.M
     assert message in result.stderr
 
 
-def test_an_output_that_is_none_is_left_alone(coordinator: Coordinator, source: Path, tmp_path: Path) -> None:
+WHOLE = '{"id": 1, "text": "x", "token_ids": [5]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("my notes\n", 1),
+        ("my notes", 1),
+        ('{"id": 1, "prompt": "a"}', 1),
+        ('{"id": 1, "prompt": "a"}\n', 1),
+        ('{"id": true, "token_ids": []}\n', 1),
+        ('{"id": 1, "error": 5}\n', 1),
+        ("[]\n", 1),
+        (f"{WHOLE}\nmy notes", 2),
+        (f'{WHOLE}\nmy notes\n{{"id": 3, "te', 2),
+    ],
+)
+def test_an_output_that_is_none_is_left_alone(source: Path, tmp_path: Path, content: str, line: int) -> None:
     output = tmp_path / "notes.txt"
-    output.write_text("my notes\n")
-    result = batch(source, "--output", output, "--resume", "--address", coordinator.address)
+    output.write_text(content)
+    result = batch(source, "--output", output, "--resume")
     assert result.exit_code == 1
-    assert f"line 1 of {output} is no result of a batch" in result.stderr
-    assert output.read_text() == "my notes\n"
+    assert f"line {line} of {output} is no result of a batch" in result.stderr
+    assert output.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("cut", "left", "answered"),
+    [("{", "", set()), ('{"id": 2, "text": "\\ud8', "", set()), (WHOLE, f"{WHOLE}\n", {1})],
+    ids=["start", "middle", "end"],
+)
+def test_a_record_that_was_cut_short(tmp_path: Path, cut: str, left: str, answered: set[int]) -> None:
+    path = tmp_path / "out"
+    before = '{"id": "a", "choices": []}\n'
+    path.write_text(before + cut)
+    assert answered_ids(path) == {"a", *answered}
+    assert path.read_text() == before + left
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_the_input_is_no_output(source: Path, tmp_path: Path, resume: list[str]) -> None:
+    before = source.read_text()
+    other_name = tmp_path / "link"
+    other_name.symlink_to(source)
+    result = batch(source, "--output", other_name, *resume)
+    assert result.exit_code == 2
+    assert "is the file of the requests; name another one" in result.stderr
+    assert source.read_text() == before
+
+
+def test_an_output_without_an_end_is_not_resumed(source: Path) -> None:
+    result = batch(source, "--output", "/dev/zero", "--resume")
+    assert result.exit_code == 2
+    assert "--output /dev/zero is no regular file" in result.stderr
+
+
+def test_records_can_always_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    records = [{"id": 1, "error": {"message": "\ud800 é"}}, {"id": 2, "token_ids": [], "text": "é"}]
+    for encoding, expected in (("utf-8", "é"), ("ascii", "\\u00e9")):
+        with path.open("w", encoding=encoding) as stream:
+            writer = Writer(stream, keep_order=False)
+            for index, record in enumerate(records):
+                writer.write(index, record)
+        assert [json.loads(line) for line in path.read_text(encoding=encoding).splitlines()] == records
+        assert expected in path.read_text(encoding=encoding)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -233,6 +305,29 @@ def test_ctrl_c_keeps_what_was_answered(coordinator: Coordinator) -> None:
     assert coordinator.engine.requests[1].is_cancelled
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, None], ids=["Ctrl-C", "error"])
+def test_standard_input_that_waits_keeps_nothing_from_ending(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, number: signal.Signals | None
+) -> None:
+    """Nothing runs but the read of a next line, which never comes."""
+    command = [sys.executable, "-m", "specwire.cli", "batch", "-", "--address", coordinator.address if number else "127.0.0.1:1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(lines([{"prompt": "AB", "max_tokens": 1}]))
+        process.stdin.flush()
+        if number:
+            assert json.loads(process.stdout.readline())["text"] == "C"
+            process.send_signal(number)
+        status = process.wait(TIMEOUT_S)
+        process.stdin.close()
+        stderr = process.stderr.read() if process.stderr else ""
+    assert status == (130 if number else 1), stderr
+    assert "Fatal" not in stderr
+    assert "Traceback" not in stderr
+    assert number is not None or "127.0.0.1:1 can't be reached" in stderr
+
+
 def test_jobs_are_read_lazily() -> None:
     """A file of any size takes little memory."""
     taken = 0
@@ -253,9 +348,9 @@ def test_ordered_writing_holds_back_only_what_must_wait(tmp_path: Path) -> None:
     with path.open("w") as stream:
         writer = Writer(stream, keep_order=True)
         for index in (2, 1):
-            writer.write(index, {"id": index})
+            writer.write(index, {"id": index, "choices": []})
         assert path.read_text() == ""
-        writer.write(0, {"id": 0})
+        writer.write(0, {"id": 0, "token_ids": []})
         assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [0, 1, 2]
     assert answered_ids(path) == {0, 1, 2}
     path.write_text("[]\n")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specwire import AsyncClient, Client
+from specwire import AsyncClient, Client, GenerationResult
 from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Retries
 from specwire.errors import (
@@ -149,16 +149,35 @@ async def test_without_retries(engine: ScriptedEngine, socket_dir: Path, pauses:
         assert (len(engine.requests), client.num_retries, pauses) == (1, 0, [])
 
 
-@WAYS
-async def test_never_after_a_token(client: AsyncClient, engine: ScriptedEngine, pauses: Pauses, way: Way) -> None:
+async def test_a_stream_never_goes_on_after_a_token(client: AsyncClient, engine: ScriptedEngine, pauses: Pauses) -> None:
     engine.is_paused = True
-    running = asyncio.create_task(way(client))  # type: ignore[arg-type]
+    running = asyncio.create_task(stream(client))
     await until(lambda: len(engine.live) == 1)
     engine.step()
     engine.live[0].fail(UNAVAILABLE)
     with pytest.raises(UnavailableError):
         await running
     assert (len(engine.requests), client.num_retries, pauses) == (1, 0, [])
+
+
+async def in_batch(client: AsyncClient) -> str:
+    [(_, outcome)] = [each async for each in client.generate_batch(["@"], max_tokens=6)]
+    assert isinstance(outcome, GenerationResult)
+    return outcome.text
+
+
+@pytest.mark.parametrize("way", [generate, in_batch])
+async def test_an_answer_that_nobody_has_seen_begins_again(client: AsyncClient, engine: ScriptedEngine, pauses: Pauses, way: Way) -> None:
+    engine.is_paused = True
+    running = asyncio.create_task(way(client))  # type: ignore[arg-type]
+    await until(lambda: len(engine.live) == 1)
+    engine.step()
+    engine.live[0].fail(UNAVAILABLE)
+    await until(lambda: len(engine.live) == 1 and len(engine.requests) == 2)
+    engine.is_paused = False
+    engine.wake()
+    assert await running == "ABCDEF"
+    assert (client.num_retries, len(pauses)) == (1, 1)
 
 
 @WAYS
