@@ -1,5 +1,6 @@
 """Spans to a file as OTLP JSON lines (https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding)."""
 
+import errno
 import json
 import logging
 import os
@@ -16,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class FileExporter:
-    """Appends one ExportTraceServiceRequest a line. Each line is one write, so that services of one machine may share a file.
+    """Appends one ExportTraceServiceRequest a line. Each line is one write, so that services of one machine may share a file. What a full
+    disk leaves of a line stays a line of its own.
 
     Raises:
         InvalidArgumentError: the file can't be written.
@@ -24,9 +26,13 @@ class FileExporter:
 
     def __init__(self, path: str, resource: Mapping[str, AttributeValue], scope: str, version: str) -> None:
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # A pipe is not waited for until somebody reads it.
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         except OSError as error:
-            raise InvalidArgumentError(f"--trace-file is {path!r}, which can't be written ({error.strerror}); choose another file") from error
+            reason = "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+            raise InvalidArgumentError(f"--trace-file is {path!r}, which can't be written ({reason}); choose another file") from error
+        os.set_blocking(self._file, True)
+        self._is_torn = False
         self._path = path
         self._resource = {"attributes": _attributes(resource)}
         self._scope = {"name": scope, "version": version}
@@ -34,12 +40,15 @@ class FileExporter:
     def export(self, spans: Sequence[Span]) -> bool:
         scope_spans = {"scope": self._scope, "spans": [_to_json(span) for span in politely(spans)]}
         request = {"resourceSpans": [{"resource": self._resource, "scopeSpans": [scope_spans]}]}
-        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        line = b"\n" * self._is_torn + json.dumps(request, separators=(",", ":")).encode() + b"\n"
         try:
-            return os.write(self._file, line) == len(line)
+            num_written = os.write(self._file, line)
         except OSError as error:
             logger.debug("%s can't be written: %s", self._path, error)
             return False
+        if num_written:
+            self._is_torn = line[num_written - 1 : num_written] != b"\n"
+        return num_written == len(line)
 
     def shut(self) -> None:
         os.close(self._file)

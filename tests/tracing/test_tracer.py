@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import resource
+import signal
 import socket
 import threading
 import time
@@ -210,6 +212,41 @@ def test_file_and_collector_get_the_same(tmp_path: Path) -> None:
     names = {attribute.key: attribute.value.string_value for attribute in expected.resource_spans[0].resource.attributes}
     assert (names["service.name"], names["service.instance.id"]) == ("specwire-verifier", "v-1")
     assert names["service.version"]
+
+
+def test_a_line_that_a_full_disk_cuts_off_spoils_no_other(tmp_path: Path) -> None:
+    """The largest file that the process may write stands for the disk."""
+    path = tmp_path / "traces.jsonl"
+    exporter = FileExporter(str(path), make_resource("verifier", "v-1"), "specwire", build_version())
+    assert exporter.export(SPANS)
+    length = path.stat().st_size
+    old, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (length + length // 2, old[1]))
+        assert not exporter.export(SPANS), "a short write"
+        assert not exporter.export(SPANS), "no write at all"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert exporter.export(SPANS)
+    assert exporter.export(SPANS)
+    exporter.shut()
+    first, torn, *rest = path.read_text(encoding="utf-8").splitlines()
+    assert first.startswith(torn)
+    assert rest == [first, first]
+
+
+def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgumentError, match="nobody reads this pipe"):
+        FileExporter(str(path), {}, "specwire", "1")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    exporter = FileExporter(str(path), {}, "specwire", "1")
+    assert exporter.export(SPANS)
+    exporter.shut()
+    assert os.read(reader, 1 << 16).endswith(b"\n")
+    os.close(reader)
 
 
 def test_services_share_a_file(tmp_path: Path) -> None:
