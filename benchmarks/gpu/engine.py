@@ -128,6 +128,15 @@ def _decode_rows(name: str, config: ModelConfig, options: argparse.Namespace) ->
         yield row | {"launch_ms": _launch_ms(engine, count), "compiled_after_ready": len(compiled), "capture_s": engine.capture_s}
 
 
+def _prefill_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Prompts of llama-8b, in rounds of up to 16,384 tokens."""
+    engine = Engine(LLAMA_8B, max(options.concurrency), options.num_draft_tokens)
+    for count in options.concurrency:
+        engine.prefill(count)
+        seconds, peer_s = min(engine.prefill(count) for _ in range(3)), _PEER_PREFILL_S.get(count, float("nan"))
+        yield {"c": count, "prefill_s": seconds, "tok_s": count * _PROMPT / seconds, "peer_prefill_s": peer_s, "x_peer": peer_s / seconds}
+
+
 def _launch_ms(engine: Engine, count: int) -> float:
     """Host time of launching a step."""
     engine.prefill(count)
@@ -169,6 +178,7 @@ _PARTS = {
     "check": lambda options: check_graphs(),
     "llama8b": lambda options: _decode_rows("llama-8b", LLAMA_8B, options),
     "smollm": lambda options: _decode_rows("smollm2-135m", SMOLLM2_135M, options),
+    "prefill": _prefill_rows,
     "profile": _profile_rows,
 }
 

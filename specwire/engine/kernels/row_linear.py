@@ -5,22 +5,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+_EARLY_FROM = 2**22
+"""Weights of so many numbers are worth an early start: it costs a launch about 0.7 us, and small ones gain less (docs/performance.md)."""
 
-def row_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, block: int = 2, depth: int = 2048, num_warps: int = 4
-) -> torch.Tensor:
+
+def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias, accumulated in float32, in x's dtype.
 
-    On a GPU the first part of the weight is on its way while the kernel before still runs.
+    On a GPU the first part of a large weight is on its way before the kernel launched before has ended.
 
     Args:
         x: [1, in_features], contiguous.
         weight: [out_features, in_features], contiguous; not written by the kernel launched before.
-        bias: [out_features] or None; likewise.
-        block: output features of a program.
-        depth: input features of a loop iteration.
-        num_warps: of a program.
+        bias: [out_features] or None.
     """
+    early = x.is_cuda and weight.numel() >= _EARLY_FROM
+    block, depth = (4, 1024) if early else (8, 512)
     in_features, out_features = x.shape[1], weight.shape[0]
     assert x.shape == (1, weight.shape[1]), (x.shape, weight.shape)
     assert x.is_contiguous(), x.stride()
@@ -28,7 +28,7 @@ def row_linear(
     output = x.new_empty(1, out_features)
     row_linear_kernel[(triton.cdiv(out_features, block),)](
         x, weight, bias, output, out_features,
-        IN=in_features, BIAS=bias is not None, BLOCK=block, DEPTH=depth, EARLY=x.is_cuda, num_warps=num_warps, launch_pdl=x.is_cuda,
+        IN=in_features, BIAS=bias is not None, BLOCK=block, DEPTH=depth, EARLY=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return output
 

@@ -8,7 +8,7 @@ from specwire.engine.kernels.row_linear import row_linear
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize(("in_features", "out_features"), [(64, 24), (72, 35), (16, 3)])
+@pytest.mark.parametrize(("in_features", "out_features"), [(512, 24), (1100, 35), (16, 3)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_equals_the_product(in_features, out_features, has_bias):
     generator = torch.Generator().manual_seed(in_features)
@@ -16,5 +16,5 @@ def test_equals_the_product(in_features, out_features, has_bias):
         torch.randn(*shape, generator=generator).to(DEVICE) for shape in ((1, in_features), (out_features, in_features), (out_features,))
     )
     expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
-    output = row_linear(x, weight, bias if has_bias else None, block=8, depth=32)
-    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+    output = row_linear(x, weight, bias if has_bias else None)
+    torch.testing.assert_close(output.double(), expected, atol=1e-4, rtol=1e-5)
