@@ -5,7 +5,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from specwire.channel import ChannelSource, Metadata
-from specwire.client.home import Home
+from specwire.client.home import GRPC_USE, Home
 from specwire.client.rpc import fetch_tokenizer
 from specwire.client.session import Session
 from specwire.errors import UnavailableError
@@ -21,6 +21,7 @@ class Connection:
     """A channel to a coordinator, which connects when it is first used and again after it broke: with new certificates, if there are any."""
 
     def __init__(self, address: str, max_message_bytes: int, tls: TlsOptions | None = None, metadata: Metadata = ()) -> None:
+        GRPC_USE.note()
         self.home = Home("the client")
         self._address = address
         self._source = ChannelSource(lambda: open_channel(address, max_message_bytes, tls=tls, metadata=metadata), tls)

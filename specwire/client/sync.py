@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from specwire.client.aio import AsyncClient
 from specwire.client.arguments import DEFAULT_CONCURRENCY
 from specwire.client.batch import Outcome, read_in_thread
+from specwire.client.home import forked_error
 from specwire.client.prompts import BatchItem, Chat, Prompt
 from specwire.client.results import GenerationResult, StreamEvent
 from specwire.config import DEFAULT_ADDRESS
@@ -164,7 +165,7 @@ class Client:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise FailedPreconditionError("the client was made before a fork, and its thread exists only there; make a new one in this process")
+            raise forked_error("the client")
         if threading.current_thread() is self._thread:
             raise FailedPreconditionError("the client was called by a finalizer on its own thread, which would wait for itself; use another client")
         if not self._finalizer.alive or not self._thread.is_alive():

@@ -87,8 +87,15 @@ async def test_another_loop(client: AsyncClient, call: str) -> None:
 
 @pytest.mark.parametrize("call", ASYNC_CALLS)
 async def test_forked(client: AsyncClient, call: str) -> None:
-    with forked(), pytest.raises(FailedPreconditionError, match="before a fork; make a new one in this process"):
+    with forked(), pytest.raises(FailedPreconditionError, match=r"before a fork; gRPC was used before it too: start processes by spawn"):
         await ASYNC_CALLS[call](client)
+
+
+async def test_a_new_client_after_a_fork(client: AsyncClient) -> None:
+    """gRPC was used before it, so that a new client does not work either."""
+    with forked(), pytest.raises(FailedPreconditionError, match=f"process {os.getpid()} used a client before .* start processes by spawn"):
+        await AsyncClient("127.0.0.1:1").generate("@")
+    assert (await client.generate("@", max_tokens=2)).text == "AB"
 
 
 @pytest.mark.parametrize("kind", ["stream", "generate_batch"])

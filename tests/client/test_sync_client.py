@@ -257,6 +257,8 @@ if "fork" in sys.argv:
         except Exception as error:
             print(type(error).__name__, flush=True)
         client.close()
+        with Client(sys.argv[1]) as client:
+            print(client.generate("@", max_tokens=1).text, flush=True)
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
 print(client.generate("@", max_tokens=3).text, flush=True)
@@ -266,7 +268,7 @@ if "hang" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("", "ABC\n"), ("fork", "FailedPreconditionError\nABC\n")])
+@pytest.mark.parametrize(("mode", "expected"), [("", "ABC\n"), ("fork", "FailedPreconditionError\nA\nABC\n")])
 def test_a_program_that_never_closes_ends_cleanly(server: Serving, mode: str, expected: str) -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM, server.address, mode], capture_output=True, text=True, timeout=30, check=False)
     assert (result.returncode, result.stdout) == (0, expected), result.stderr
