@@ -16,5 +16,5 @@ def open_standard_files() -> None:
         except OSError:
             # It gets the lowest number that is free: this one. Unlike other files, these are for children too.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as the process
+        if number and getattr(sys, name) is None:  # sys.stdin stays None, so that what reads it can say that it is closed
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as the process

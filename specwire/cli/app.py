@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -26,7 +27,25 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: status 2 for wrong arguments, 1 for anything else that fails, with a message on stderr."""
     open_standard_files()
-    app(prog_name="specwire")
+    try:
+        app(prog_name="specwire")
+    except OSError as error:  # of standard output or a file; click is silent about a pipe that nobody reads
+        if error.errno is None:
+            raise
+        _drop_output()
+        where = error.filename or "standard output or a file"
+        typer.echo(f"specwire: {where} can't be read or written ({error.strerror}); name another file, or make room", err=True)
+        sys.exit(1)
+
+
+def _drop_output() -> None:
+    """What standard output would not take does not make a second error of the program's end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 @contextlib.contextmanager

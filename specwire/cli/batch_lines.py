@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from specwire.cli.generate import result_object
 from specwire.client import Chat, GenerationResult, Prompt
@@ -73,7 +73,7 @@ class Writer:
         keep_order: hold back results until those of all jobs before them are there.
     """
 
-    def __init__(self, stream: IO[str], *, keep_order: bool) -> None:
+    def __init__(self, stream: TextIO, *, keep_order: bool) -> None:
         self._stream = stream
         self._keep_order = keep_order
         self._held: dict[int, dict[str, Any]] = {}

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from specwire.cli.connection import hint_at_up
 from specwire.client import Client
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.sampling_params import SamplingParams
@@ -54,7 +55,8 @@ def run_chat(client: Client, params: SamplingParams, system: str) -> bool:
     Raises:
         SpecwireError: there is no coordinator, or it serves no tokenizer.
     """
-    client.get_tokenizer()
+    with hint_at_up():
+        client.get_tokenizer()
     conversation, all_answered = Conversation(client, params, system), True
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:

@@ -6,12 +6,15 @@ A command takes the parameters that it needs under these types, and hands them o
         with make_client(ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)) as client:
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specwire.config import ADDRESS_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS, check_both
+from specwire.errors import UnavailableError
 
 if TYPE_CHECKING:
     from specwire.client import AsyncClient, Client
@@ -80,3 +83,12 @@ def make_async_client(options: ConnectionOptions, **arguments: Any) -> "AsyncCli
     from specwire.client import AsyncClient
 
     return AsyncClient(options.address, tls=options.tls, api_key=options.api_key, **arguments)
+
+
+@contextlib.contextmanager
+def hint_at_up() -> Iterator[None]:
+    """Adds to an error that no coordinator is there how to start one."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(f"{error} (`specwire up` starts one on this machine)") from error

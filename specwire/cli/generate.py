@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.cli.connection import ConnectionOptions, hint_at_up, make_client
 from specwire.client import Chat, Choice
-from specwire.errors import InvalidArgumentError, UnavailableError
+from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 
 
@@ -37,17 +37,14 @@ def run_generate(connection: ConnectionOptions, prompt: str, params: SamplingPar
     Raises:
         SpecwireError: there is no coordinator, or it refuses or fails the request.
     """
-    try:
-        with make_client(connection) as client:
-            request = Chat([{"role": "user", "content": prompt}]) if as_chat else prompt
-            if as_json:
-                typer.echo(json.dumps(result_object(client.generate(request, params).choices[0]), ensure_ascii=False))
-                return
-            for event in client.stream(request, params):
-                typer.echo(event.text, nl=False)
-            typer.echo()
-    except UnavailableError as error:
-        raise UnavailableError(f"{error} (`specwire up` starts one on this machine)") from error
+    with hint_at_up(), make_client(connection) as client:
+        request = Chat([{"role": "user", "content": prompt}]) if as_chat else prompt
+        if as_json:
+            typer.echo(json.dumps(result_object(client.generate(request, params).choices[0]), ensure_ascii=False))
+            return
+        for event in client.stream(request, params):
+            typer.echo(event.text, nl=False)
+        typer.echo()
 
 
 def result_object(choice: Choice) -> dict[str, Any]:

@@ -263,6 +263,7 @@ def test_without_a_coordinator_it_ends(source: Path) -> None:
     result = batch(source, "--address", "127.0.0.1:1")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "127.0.0.1:1" in result.stderr
+    assert "(`specwire up` starts one on this machine)" in result.stderr
     assert "0 answered, 0 failed" in result.stderr
 
 
@@ -326,6 +327,13 @@ def test_standard_input_that_waits_keeps_nothing_from_ending(
     assert "Fatal" not in stderr
     assert "Traceback" not in stderr
     assert number is not None or "127.0.0.1:1 can't be reached" in stderr
+
+
+def test_a_closed_standard_input_is_named() -> None:
+    command = [sys.executable, "-m", "specwire.cli", "batch", "-"]
+    result = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert result.returncode == 2
+    assert "standard input, which is closed" in result.stderr
 
 
 def test_jobs_are_read_lazily() -> None:

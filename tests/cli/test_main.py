@@ -1,8 +1,10 @@
 """The command line as a whole: quick help, version, and one line for a wrong option."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +101,36 @@ def test_first_calls_name_what_they_need(values: dict[str, Any], command: str, c
     assert shell == command
     assert call in python
     compile(python, "first call", "exec")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["config", "check", "specwire.yaml"], ["config", "show", "specwire.yaml"], ["batch", "requests"]]
+)
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "specwire.yaml").write_text("up: {port: 1234}\n")
+    (tmp_path / "requests").write_text('{"prompt": "a", "unknown": 1}\n')
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "specwire.cli", *arguments]
+        result = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("specwire: standard output or a file can't be read or written (No space left on device)")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_pipe_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "specwire.cli", "--version"], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text('{"prompt": "a"}\n')
+    command = [sys.executable, "-m", "specwire.cli", "batch", "requests", "--output", "x" * 300]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 1
+    assert f"specwire: {'x' * 300} can't be read or written (File name too long)" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
+from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, hint_at_up, make_async_client
 from specwire.config import DEFAULT_ADDRESS
 
 
@@ -34,6 +34,6 @@ def batch(
         defaults = {"max_tokens": max_tokens, "temperature": temperature}
         SamplingParams(**defaults)  # type: ignore[arg-type]  # says now what is wrong with them
         options = BatchOptions(None if file == "-" else Path(file), output, max_concurrency, keep_order, resume, defaults)
-    with exit_on_error(1):
+    with exit_on_error(1), hint_at_up():
         tally = run_batch(lambda: make_async_client(connection), options)
     raise typer.Exit(1 if tally.num_failed else 0)
