@@ -28,6 +28,7 @@ _SPECULATIVE_KEYS = (*(field.name for field in dataclasses.fields(SpeculativeCon
 _DRAFTING_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_sample_method", "max_model_len")
 _NULL = "tag:yaml.org,2002:null"
 _MAX_SHOWN = 60
+_MAX_NODES = 20_000  # a thousand drafters with all of their keys
 
 
 def find_config_file(named: str | None, *, in_folder: bool) -> Path | None:
@@ -92,6 +93,13 @@ class _Reader:
             node = self._loader.get_single_node()
         except yaml.YAMLError as error:
             raise ConfigError([self._syntax_problem(error)]) from error
+        except RecursionError as error:
+            raise ConfigError(
+                [Problem(self._name, "has lists or mappings too deep in each other; a configuration needs four levels at most")]
+            ) from error
+        if _num_nodes(node, _MAX_NODES) > _MAX_NODES:
+            text = f"has more than {_MAX_NODES} keys and values, counting what an alias stands for each time; write fewer"
+            raise ConfigError([Problem(self._name, text)])
         mark = node.start_mark if node else self._loader.get_mark()
         for key in reversed(list(path)):
             key_node = yaml.ScalarNode("tag:yaml.org,2002:str", key, mark)
@@ -155,7 +163,9 @@ class _Reader:
             key = str(key_node.value).replace("-", "_") if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
             shown = key if key.isidentifier() else repr(key)[:_MAX_SHOWN]
             full = f"{name}.{shown}" if name else shown
-            if key not in known:
+            if key == "<<":
+                self._report(key_node, f"{full} is a merge key, which is not read here; write the keys out, or name a whole value by an alias")
+            elif key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else 'known keys are ' + ', '.join(known)}")
             elif key in entries:
@@ -175,7 +185,7 @@ class _Reader:
                     value = _typed(value, hints[key], full)
             except InvalidArgumentError as error:
                 self._report(node, str(error))
-            except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # explicit tags on what they do not fit
+            except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:  # explicit tags on what they do not fit
                 self._report(node, f"{full} can't be read ({type(error).__name__}); write a plain number, text or list")
             else:
                 settings[key] = Setting(value, self._origin(node), full)
@@ -191,6 +201,19 @@ class _Reader:
         mark = getattr(error, "problem_mark", None)
         text = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or " ".join(str(error).split())
         return Problem(f"{self._name}:{mark.line + 1}" if mark else self._name, f"is no YAML: {text}; check quotes, colons and indentation")
+
+
+def _num_nodes(root: yaml.Node | None, limit: int) -> int:
+    """Nodes of a document, those of an alias each time that it stands there; a number above the limit as soon as there are more."""
+    waiting, num_nodes = [root] if root is not None else [], 0
+    while waiting and num_nodes <= limit:
+        node = waiting.pop()
+        num_nodes += 1
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+    return num_nodes
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:

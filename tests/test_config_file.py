@@ -229,6 +229,27 @@ def test_bad_values_are_all_named(write: Any, text: str, problems: list[str]) ->
         assert line.startswith(problem)
 
 
+BOMB = "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9) if i else 'a'}]\n" for i in range(30))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("verifier: " + "[" * 20_000, "specwire.yaml: has lists or mappings too deep in each other"),
+        ("verifier: " + "{a: " * 20_000, "specwire.yaml: has lists or mappings too deep in each other"),
+        (BOMB + "verifier: {model: *x29}\n", "specwire.yaml: has more than 20000 keys and values"),
+        ("verifier: &v {model: *v}\n", "specwire.yaml: has more than 20000 keys and values"),
+        ("verifier: &v {max_num_seqs: 8}\ndrafter:\n  <<: *v\n", "specwire.yaml:3: drafter.'<<' is a merge key, which is not read here"),
+    ],
+    ids=["brackets", "braces", "bomb", "endless", "merge"],
+)
+def test_what_is_too_much_is_refused_at_once(write: Any, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        read_config_file(write(text))
+    [found] = failure.value.problems
+    assert str(found).startswith(problem)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
