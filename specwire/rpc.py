@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from specwire import errors
 from specwire.channel import MarkedChannel, Metadata
 from specwire.messages import ServiceDescription
-from specwire.statuses import ErrorInterceptor, error_from_rpc
+from specwire.statuses import ErrorInterceptor, error_from_rpc, hide_disconnects
 from specwire.tls import ServerCertificates, ServerTls, TlsOptions, channel_credentials
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify
@@ -122,6 +122,7 @@ class Server:
         keepalive_ms: tuple[int, int] = _KEEPALIVE_MS,
         tls: ServerTls | None = None,
     ) -> None:
+        hide_disconnects()
         self.certificates = None if tls is None else ServerCertificates(tls)
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],

@@ -12,11 +12,14 @@ from specwire.messages import ErrorStatus
 
 logger = logging.getLogger(__name__)
 
+NO_SUCH_METHOD = "Method not found!"
+"""gRPC's own words where no such service is: other errors of this status have others."""
 _RETRY_AFTER = "retry-after-ms"
 _MAX_DETAILS_BYTES = 4 << 10
 """Half of what all headers of a status may have by default, in any language's gRPC."""
 _LOST_STATUS = "Internal error from Core"
 """What grpcio says at the client in place of the status with which a server ended a stream, if a write was under way (grpc issue 36066)."""
+_CORE, _FAILED_WRITE = "grpc._cython.cygrpc", "SendMessageOperation"
 _CODES = {
     errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -51,6 +54,19 @@ def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> errors.Specwi
 def error_from_status(status: ErrorStatus) -> errors.SpecwireError:
     """The Specwire error that a failed request of a stream stands for."""
     return _ERRORS_BY_NUMBER.get(status.code, errors.InternalError)(status.message, retry_after_ms=status.retry_after_ms)
+
+
+def hide_disconnects() -> None:
+    """A client that leaves while something is written to it is no error. gRPC logs it as one, with a traceback, outside of all servicers."""
+    logging.getLogger(_CORE).addFilter(_is_no_disconnect)
+
+
+def _is_no_disconnect(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, grpc.aio.InternalError) or _FAILED_WRITE not in str(error):
+        return True
+    logger.debug("a client left while something was written to it: %s", error)
+    return False
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
