@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 _HANDSHAKE_TURNS = 4
 _HANDSHAKE_MARKS = ("handshake failed", "CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "Hostname Verification", "peer name", "peer certificate")
+_HUNG_UP = "Socket closed"
+"""What a server with TLS does to a client without: it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ def read_ca(path: str) -> bytes:
 
 def explain_handshake(details: str) -> str:
     """What to do about a call's error that a TLS handshake may have been the reason of; empty if it was not."""
+    if _HUNG_UP in details:
+        return "it hung up: is it a server that speaks gRPC, and do both sides use TLS, or neither?"
     if not any(mark in details for mark in _HANDSHAKE_MARKS):
         return ""
     return (

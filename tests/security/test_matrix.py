@@ -85,3 +85,9 @@ async def test_who_gets_in(transport: str, situation: str, files: Files, keys: K
                 assert isinstance(outcome, UnauthenticatedError), f"{kind}: {outcome}"
                 assert "API key" in str(outcome)
                 assert not key or key not in str(outcome)
+
+
+async def test_a_client_without_tls_is_told_of_tls(files: Files) -> None:
+    async with serving(tls_cert=files.server.cert, tls_key=files.server.key) as (server, _), AsyncClient(server.bound_addresses[0]) as client:
+        with pytest.raises(UnavailableError, match="do both sides use TLS, or neither"):
+            await client.generate("a", max_tokens=1)
