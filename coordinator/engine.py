@@ -120,11 +120,13 @@ class Engine:
 
     @property
     def ready(self) -> Readiness:
-        """Ready while any lane is, even if others are missing; the reason names those."""
+        """Ready while any lane is, even if others or drafters are missing; the reason names those."""
         if self._is_stopping:
             return Readiness(False, "shutting down")
         reasons = "; ".join(f"lane {lane.index}: {lane.reason}" for lane in self.lanes if not lane.is_ready)
-        return Readiness(any(lane.is_ready for lane in self.lanes), reasons if self.lanes else self._fleet.problem)
+        if not any(lane.is_ready for lane in self.lanes):
+            return Readiness(False, reasons if self.lanes else self._fleet.problem)
+        return Readiness(True, "; ".join(filter(None, (reasons, *self._fleet.absent_drafters))))
 
     async def readiness_changed(self) -> None:
         """Returns at the next change of `ready`; any number of tasks may wait."""

@@ -62,6 +62,13 @@ class Fleet:
         """Why there is no lane."""
         return f"no verifier is known: {self._verifiers.problem}" if self._verifiers.problem else "not started"
 
+    @property
+    def absent_drafters(self) -> list[str]:
+        """What is wrong with each drafter that no lane is connected to, and with names that stand for none."""
+        absent = [] if self._drafters.addresses or not self._drafters.problem else [f"no drafter is known: {self._drafters.problem}"]
+        links = self._admission.lanes[0].links if self._admission.lanes else []
+        return [*absent, *(f"drafter {link.drafter.address}: {link.reason}" for link in links if not link.drafter.is_connected)]
+
     async def start(self) -> EngineDescription | None:
         """Makes lanes and drafters of what is known now; the capacities of the verifiers that can be reached, None if none can.
 

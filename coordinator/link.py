@@ -34,6 +34,7 @@ class DraftLink:
     Attributes:
         is_usable: connected, not late and not draining.
         is_draining: the drafter is about to stop.
+        reason: why it is not connected.
         slots: live slots by index.
         asks: slots whose drafts the next `post` asks for.
         asked: the last round with rows.
@@ -56,7 +57,7 @@ class DraftLink:
         self._round = 0
         self.asked = AskedRound(self._miss, self._give_up)
         self._patience = asyncio.timeout(None)
-        self._problem = ""
+        self.reason = "not reached yet"
         self._closes: list[SlotRef] = []
         self._unopened: list[DraftSlot] = []
         self.free: list[int] = []
@@ -180,6 +181,7 @@ class DraftLink:
             if sequence.max_drafts and sequence.draft_slot is None:
                 self.lane.look_for_drafter(sequence)
         self.lane.may_pin = True
+        self.lane.admission.lane_changed()
         self.lane.wake()
         logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
 
@@ -193,14 +195,15 @@ class DraftLink:
         if self.is_connected:
             lane.counters.num_drafter_losses += 1
             lane.counters.fallbacks["drafter_lost"] += len(self.slots)
-        if self.is_connected or str(error) != self._problem:
-            self._problem = str(error)
+        if self.is_connected or str(error) != self.reason:
+            self.reason = str(error)
             lane.log.warning(f"drafter {self.drafter.address}", "lane %d: no drafts from %s: %s", lane.index, self.drafter.address, error)
         self._leave()
 
     def _hand_over(self) -> None:
         """The drafter is about to stop and owes no answer: its sequences look for another one."""
         self.lane.counters.num_drafter_handovers += len(self.slots)
+        self.reason = "it is about to stop"
         logger.info("lane %d: drafter %s stops; its %d sequences look for another one", self.lane.index, self.drafter.address, len(self.slots))
         self._leave()
 
@@ -218,6 +221,7 @@ class DraftLink:
         self._unopened.clear()
         self.asks.clear()
         self.asked.end()
+        lane.admission.lane_changed()
         lane.wake()
 
     def _miss(self) -> None:

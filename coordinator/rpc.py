@@ -11,10 +11,10 @@ import grpc
 
 from specwire.channel import ChannelSource
 from specwire.config import CoordinatorConfig
-from specwire.errors import InternalError, SpecwireError, UnavailableError
+from specwire.errors import FailedPreconditionError, InternalError, SpecwireError, UnavailableError
 from specwire.messages import ServiceDescription, TokenizerSpec
 from specwire.rpc import open_channel
-from specwire.statuses import error_from_rpc
+from specwire.statuses import NO_SUCH_METHOD, error_from_rpc
 from specwire.tls import TlsOptions, client_tls, explain_handshake
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specwire.wire import draft, verify
@@ -77,7 +77,7 @@ class GrpcStream(Generic[Sent, Received]):
 
 
 class _GrpcPeer:
-    """The channel to a peer. With TLS it is another one for the next connection once the files have changed.
+    """The channel to a peer, which `_kind` names. With TLS it is another one for the next connection once the files have changed.
 
     Args:
         address: `host:port` or `unix:path`.
@@ -87,6 +87,8 @@ class _GrpcPeer:
         on_failed_reload: is told of changed files of its TLS that can't be used.
     """
 
+    _kind = ""
+
     def __init__(
         self,
         address: str,
@@ -95,6 +97,7 @@ class _GrpcPeer:
         tls: TlsOptions | None = None,
         on_failed_reload: Callable[[], None] = lambda: None,
     ) -> None:
+        self._address = address
         self._source = ChannelSource(
             lambda: open_channel(address, max_message_bytes, server_name, is_peer=True, tls=tls), tls, on_failed_reload
         )  # fmt: skip
@@ -117,6 +120,8 @@ class _GrpcPeer:
         try:
             return await method(request, wait_for_ready=self._waits)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == NO_SUCH_METHOD:
+                raise FailedPreconditionError(f"there is no {self._kind} at {self._address}, but another service; check the address") from error
             failure = error_from_rpc(error)
             if remedy := explain_handshake(str(failure)):
                 raise UnavailableError(f"{failure}; {remedy}") from error
@@ -125,6 +130,8 @@ class _GrpcPeer:
 
 class GrpcVerifier(_GrpcPeer):
     """The verifier at an address."""
+
+    _kind = "verifier"
 
     async def describe(self) -> ServiceDescription:
         """Begins a connection."""
@@ -145,6 +152,8 @@ class GrpcVerifier(_GrpcPeer):
 
 class GrpcDrafter(_GrpcPeer):
     """The drafter at an address."""
+
+    _kind = "drafter"
 
     async def describe(self) -> ServiceDescription:
         """Begins a connection."""

@@ -7,15 +7,13 @@ import grpc
 
 from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
 from specwire.messages import CoordinatorStatus, SessionStart, SessionUpdate, TokenizerSpec
-from specwire.statuses import error_from_rpc
+from specwire.statuses import NO_SUCH_METHOD, error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
 from specwire.wire.status import unpack_status
 
 PackedStart = pb.SessionStart
-_NO_SUCH_METHOD = "Method not found!"
-"""gRPC's own words; a coordinator without a tokenizer has others."""
 
 
 def pack_start(start: SessionStart) -> tuple[PackedStart, int]:
@@ -29,7 +27,7 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
     try:
         response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == _NO_SUCH_METHOD:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == NO_SUCH_METHOD:
             raise UnavailableError("another server answers there, no coordinator") from None
         failure = error_from_rpc(error)
         if isinstance(failure, (UnsupportedError, FailedPreconditionError)):

@@ -1,0 +1,54 @@
+"""Addresses where something else answers, or nothing: what the coordinator says of them."""
+
+import asyncio
+import logging
+
+import pytest
+
+from coordinator.rpc import GrpcDrafter, GrpcVerifier
+from coordinator.server import CoordinatorServer
+from specwire.config import CoordinatorConfig
+from specwire.errors import FailedPreconditionError
+from tests.scripted.cluster import Cluster
+from tests.scripted.drafter import DrafterScript, ScriptedDrafter
+from tests.scripted.services import ScriptedService
+from tests.scripted.verifier import ScriptedVerifier
+from tests.waiting import until
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("service", "connect", "kind"), [(ScriptedDrafter, GrpcVerifier, "verifier"), (ScriptedVerifier, GrpcDrafter, "drafter")]
+)  # fmt: skip
+async def test_another_service_at_the_address(service: type[ScriptedDrafter], connect: type[GrpcVerifier], kind: str) -> None:
+    other = ScriptedService(service())
+    address = await other.start()
+    peer = connect(address, 1 << 20)
+    with pytest.raises(FailedPreconditionError, match=f"there is no {kind} at {address}, but another service; check the address"):
+        await peer.describe()
+    await peer.close()
+    await other.kill()
+
+
+async def test_the_log_names_drafters_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with Cluster(drafters=[DrafterScript()] * 2, absent=["d0", "d1"]) as cluster:
+        server = CoordinatorServer(cluster.engine, CoordinatorConfig(listen=("127.0.0.1:0",)))
+        await server.start()
+        following = asyncio.create_task(server.follow_readiness())
+        await until(lambda: "serving: drafter d0:1: not reached yet; drafter d1:1: not reached yet" in caplog.text)
+        assert cluster.engine.ready.is_ready, "drafters are not needed"
+        await cluster.submit(PROMPT, seed=1, max_tokens=10).check()
+        await cluster.restart_drafter(0)
+        await until(lambda: "serving: drafter d1:1: not reached yet" in caplog.text)
+        assert "all peers are there" not in caplog.text
+        await cluster.restart_drafter(1, max_message_bytes=1)
+        await until(lambda: "max_message_mb" in cluster.engine.ready.reason)
+        await until(lambda: f"serving: {cluster.engine.ready.reason}" in caplog.text)
+        await cluster.restart_drafter(1, max_message_bytes=64 << 20)
+        await until(lambda: "serving: all peers are there" in caplog.text)
+        await cluster.kill_drafter(0)
+        await until(lambda: "drafter d0:1: " in cluster.engine.ready.reason)
+        following.cancel()
+        await server.stop(0)
