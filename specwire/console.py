@@ -1,5 +1,7 @@
 """Tables and text for people, on standard output."""
 
+import errno
+import os
 from collections.abc import Sequence
 
 from rich import box
@@ -23,9 +25,15 @@ def make_table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, t
     return table
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more: an error like others, where rich would end the program, whatever runs."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def make_console(width: int) -> Console:
     """A console as wide as the terminal; `width` columns where there is none, since a file does not fold."""
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     if not console.is_terminal:
         console.width = width
     return console

@@ -34,7 +34,8 @@ def main() -> None:
             raise
         _drop_output()
         where = error.filename or "standard output or a file"
-        typer.echo(f"specwire: {where} can't be read or written ({error.strerror}); name another file, or make room", err=True)
+        with contextlib.suppress(OSError):
+            typer.echo(f"specwire: {where} can't be read or written ({error.strerror}); name another file, or make room", err=True)
         sys.exit(1)
 
 

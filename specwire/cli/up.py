@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import importlib.util
 import logging
 import os
@@ -50,25 +51,29 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
 
 
 async def serve(stack: Stack, *, with_demo: bool, startup_timeout_s: float) -> None:
-    """Runs the services until SIGINT or SIGTERM, then stops them in order; a second signal kills them.
+    """Runs the services until SIGINT or SIGTERM, or until nobody reads what is printed; then stops them in order. A second signal kills them.
 
     Raises:
         UnavailableError: a service does not start, or the coordinator ended.
+        BrokenPipeError: nobody reads standard output.
     """
-    supervisor = Supervisor(stack.groups(), print_line, startup_timeout_s=startup_timeout_s)
+    abandoned = asyncio.Event()
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, abandoned.set)
+    supervisor = Supervisor(stack.groups(), functools.partial(print_line, abandoned), startup_timeout_s=startup_timeout_s)
     serving = asyncio.create_task(_serve(supervisor, stack, with_demo))
-    stopping = asyncio.create_task(rpc.wait_for_stop_signal())
+    stopping, leaving = asyncio.create_task(rpc.wait_for_stop_signal()), asyncio.create_task(abandoned.wait())
     try:
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([serving, stopping, leaving], return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         logger.info("stopping (once more to kill)")
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, supervisor.kill)
-        for task in (serving, stopping):
+        for task in (serving, stopping, leaving):
             task.cancel()
-        await asyncio.gather(serving, stopping, return_exceptions=True)
+        await asyncio.gather(serving, stopping, leaving, return_exceptions=True)
         await supervisor.stop()
 
 
@@ -125,9 +130,14 @@ def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
     return [f'{key}{program} generate "The capital of France is"{options}', f"from specwire.client import Client; {imports}print({call}.text)"]
 
 
-def print_line(name: str, line: str) -> None:
-    """A service's log line on stderr, with its name in front."""
-    typer.echo(f"{typer.style(f'{name:<11} |', dim=True)} {line}", err=True)
+def print_line(abandoned: asyncio.Event, name: str, line: str) -> None:
+    """A service's log line on stderr, with its name in front; the event is set when nobody reads it any more."""
+    if abandoned.is_set():
+        return
+    try:
+        typer.echo(f"{typer.style(f'{name:<11} |', dim=True)} {line}", err=True)
+    except OSError:
+        abandoned.set()
 
 
 def check_engine() -> None:

@@ -101,6 +101,32 @@ def running(events: Path) -> list[int]:
     return [pid for _, pid in happened(events, "start") if is_alive(pid)]
 
 
+IN_ORDER = ["coordinator", "drafter", "verifier"]
+
+
+def test_a_closed_terminal_stops_in_order(start: Start, events: Path) -> None:
+    up = start("--port", "0")
+    up.wait_ready()
+    assert up.end(signal.SIGHUP) == 0
+    assert not running(events)
+    assert [kind for kind, _ in happened(events, "stop")] == IN_ORDER
+
+
+@pytest.mark.parametrize("streams", ["|", "2>&1 |"])
+def test_a_pipe_that_nobody_reads_stops_in_order(
+    events: Path, tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(socket_dir))
+    command = [sys.executable, "-m", "specwire.cli", "up", "--port", "0"]
+    shell = f'"$@" {streams} head -c 1; wait'
+    result = subprocess.run(["bash", "-c", shell, "bash", *command], cwd=tmp_path, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
+    assert "Traceback" not in result.stderr
+    assert not running(events)
+    # The second one may go while the services still start.
+    stopped = [kind for kind, _ in happened(events, "stop")]
+    assert stopped == (IN_ORDER if streams == "|" else IN_ORDER[-len(stopped) :])
+
+
 def test_up_reports_and_stops_in_order(start: Start, events: Path, socket_dir: Path) -> None:
     up = start("--port", "0")
     address = up.wait_ready()
