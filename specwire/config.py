@@ -139,7 +139,7 @@ class CoordinatorConfig:
     trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
     trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
     trace_sample_ratio: float = option(1.0, "share of the requests that are traced, where their clients do not decide it", low=0, high=1)
-    trace_max_steps: int = option(32, "most step spans of a request: the first ones, then ever fewer", low=0)
+    trace_max_steps: int = option(16, "most step spans of a request: the first ones, then ever fewer", low=0)
     trace_content: bool = option(False, "put token ids of prompt and output into spans")
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
