@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -54,8 +55,20 @@ class ChatTemplate:
         """
         try:
             return self._template.render(**variables)
+        except jinja2.UndefinedError as error:
+            text = _lack(str(error), variables.get("messages", ()))
+            raise InvalidArgumentError(f"the chat template refuses the messages: {text}") from error
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidArgumentError(f"the chat template refuses the messages: {error}; check roles, order and content") from error
+
+
+def _lack(details: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the template did not find, and what to do about it."""
+    if details.endswith("no attribute 'content'"):
+        for position, message in enumerate(messages):
+            if "content" not in message:
+                return f"the one at position {position} ({message.get('role')}) has no key 'content'; add it"
+    return f"{details}; check roles, order and content"
 
 
 def _to_json(

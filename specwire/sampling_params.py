@@ -86,11 +86,7 @@ class SamplingParams:
         _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         _check_bool("ignore_eos", self.ignore_eos)
-        _check_sequence("stop", self.stop, "strings")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidArgumentError(f"stop has {len(self.stop)} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer")
-        for text in self.stop:
-            _check_stop_string(text)
+        _check_stop(self.stop)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidArgumentError(f"logit_bias is {self.logit_bias!r}, but must map token ids to numbers; send {{id: bias}}")
@@ -199,10 +195,13 @@ def _check_token_ids(name: str, token_ids: object) -> None:
         _check_int(f"a token id in {name}", token_id, 0, 2**31 - 1)
 
 
-def _check_stop_string(text: object) -> None:
-    if not isinstance(text, str) or not text:
-        raise InvalidArgumentError(f"stop holds {text!r}, but every stop string must be a non-empty string; remove it")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"stop holds {text!r}, which is not valid UTF-8 at character {error.start}; send valid text") from error
+def _check_stop(stop: object) -> None:
+    if isinstance(stop, str | bytes) or not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
+        raise InvalidArgumentError(f"stop is {reprlib.repr(stop)}, but must be a list of strings that are not empty; send one such as ['END']")
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidArgumentError(f"stop has {len(stop)} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer")
+    for text in stop:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"stop holds {text!r}, which is not valid UTF-8 at character {error.start}; send valid text") from error

@@ -26,7 +26,7 @@ class Chat:
         chat_template_kwargs: further variables that the template knows (enable_thinking, say).
 
     Raises:
-        InvalidArgumentError: there are no messages, or one is no mapping with a role; it names the position.
+        InvalidArgumentError: there are no messages, or one is no mapping with a role and something else; it names the position.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,6 +43,9 @@ class Chat:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 shown = reprlib.repr(message)
                 raise InvalidArgumentError(f"messages holds {shown} at position {position}; send a mapping with a role, such as user, and content")
+            if len(message) == 1:
+                shown = reprlib.repr(message)
+                raise InvalidArgumentError(f"messages holds {shown} at position {position}, which has no key 'content'; add it")
 
 
 Prompt: TypeAlias = str | Sequence[int] | Chat
@@ -90,19 +93,23 @@ def encode_prompt(prompt: CheckedPrompt, tokenizer: "Tokenizer | None", address:
     Raises:
         UnsupportedError: it is text or a conversation, and no tokenizer is served.
         FailedPreconditionError: it is a conversation, and the model has no chat template.
-        InvalidArgumentError: the template refuses the conversation.
+        InvalidArgumentError: there are no tokens in it, or the template refuses the conversation.
     """
     if isinstance(prompt, list):
-        return prompt
-    if tokenizer is None:
+        token_ids = prompt
+    elif tokenizer is None:
         kind = "a conversation" if isinstance(prompt, Chat) else "text"
         raise UnsupportedError(f"the prompt is {kind}, but the coordinator at {address} serves no tokenizer; send token ids")
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    text = tokenizer.render_chat(
-        prompt.messages, tools=prompt.tools, add_generation_prompt=prompt.add_generation_prompt, variables=prompt.chat_template_kwargs
-    )
-    return tokenizer.encode(_check_text(text), add_special_tokens=False)  # the template writes them itself
+    elif isinstance(prompt, str):
+        token_ids = tokenizer.encode(prompt)
+    else:
+        text = tokenizer.render_chat(
+            prompt.messages, tools=prompt.tools, add_generation_prompt=prompt.add_generation_prompt, variables=prompt.chat_template_kwargs
+        )
+        token_ids = tokenizer.encode(_check_text(text), add_special_tokens=False)  # the template writes them itself
+    if not token_ids:
+        raise InvalidArgumentError("the prompt is empty; send at least one token")
+    return token_ids
 
 
 def check_label(name: str, label: str) -> str:

@@ -109,7 +109,7 @@ def test_a_bad_line_fails_alone(coordinator: Coordinator) -> None:
         ('{"prompt": "a", "temperature": -1}', "INVALID_ARGUMENT", "temperature"),
         ('{"prompt": "a", "logit_bias": {"x": 1}}', "INVALID_ARGUMENT", "logit_bias has the key 'x'"),
         ('{"prompt": "a", "id": [1]}', "INVALID_ARGUMENT", "id is [1], but must be text or an integer"),
-        ('{"prompt": ""}', "INVALID_ARGUMENT", "the prompt is empty; send at least one token id"),
+        ('{"prompt": ""}', "INVALID_ARGUMENT", "the prompt is empty; send at least one token"),
         ('{"prompt": "a", "request_id": "x", "timeout": -1}', "INVALID_ARGUMENT", "timeout is -1"),
         ("[" * 100_000, "INVALID_ARGUMENT", "the line is no JSON"),
         ('{"prompt": "a", "id": "\\ud800"}', "INVALID_ARGUMENT", "id is '\\ud800', which is not valid UTF-8 at character 0"),

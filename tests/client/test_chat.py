@@ -71,6 +71,7 @@ async def test_all_of_generate_works_with_conversations(client: AsyncClient, eng
         (["hello"], "'hello' at position 0"),
         ([HELLO[0], {"content": "x"}], "at position 1"),
         ([{"role": 5, "content": "x"}], "at position 0"),
+        ([HELLO[0], {"role": "user"}], "messages holds {'role': 'user'} at position 1, which has no key 'content'; add it"),
         (None, "messages is None"),
     ],
 )
@@ -95,6 +96,14 @@ async def test_what_the_template_does_not_read_is_refused(client: AsyncClient, a
     with pytest.raises(InvalidArgumentError) as failure:
         await client.chat(HELLO, **arguments)
     assert part in str(failure.value)
+
+
+async def test_a_key_that_the_template_needs_is_named(socket_dir: Path) -> None:
+    template = "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}{% endfor %}"
+    engine = ScriptedEngine(dataclasses.replace(make_spec(), chat_template=template))
+    async with serving(engine, socket_dir) as server, AsyncClient(server.bound_addresses[0]) as client:
+        with pytest.raises(InvalidArgumentError, match=r"refuses the messages: the one at position 1 \(user\) has no key 'content'; add it"):
+            await client.chat([HELLO[0], {"role": "user", "contnt": "hello"}])
 
 
 async def test_text_that_is_no_unicode(client: AsyncClient) -> None:

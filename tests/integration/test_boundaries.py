@@ -90,7 +90,7 @@ async def test_prompts_up_to_the_end_of_the_context(socket_dir: Path, folder: Pa
         (_MAX_MODEL_LEN, 1, "the prompt has 64 tokens, but a sequence may have 64, output included, .* shorten it"),
         (_MAX_MODEL_LEN, None, "the prompt has 64 tokens, but a sequence may have 64, output included, .* shorten it"),
         (_MAX_MODEL_LEN + 1, None, "the prompt has 65 tokens, but a sequence may have 64, output included, .* shorten it"),
-        (0, 1, "prompt_token_ids is empty; send at least one token"),
+        (0, 1, "the prompt is empty; send at least one token"),
     ],
 )
 async def test_requests_past_the_context_are_refused_with_the_numbers(
