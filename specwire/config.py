@@ -20,13 +20,15 @@ ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 API_KEY_VARIABLE = "SPECWIRE_API_KEY"
 _MAX_SOCKET_PATH_BYTES = 107
 _MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
-_MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
+MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
 _DEVICES = r"cpu|cuda(:\d+)?"
 MAX_REPLICAS = 64
 """Of verifiers and of drafters that `specwire up` starts."""
 _ENDPOINT = r"|(https?://)?[^\s/]+(:\d+)?/?"
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[\w.-]+):([0-9]{1,5})")
+_DNS = "dns:///"
 
 
 def option(
@@ -61,7 +63,7 @@ class VerifierConfig:
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
     grace_s: float = option(10.0, "most seconds from SIGTERM until the coordinator has gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
-    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
+    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
     tls_key: str = option("", "PEM file of its key")
     tls_ca: str = option("", "PEM file of the authorities that clients' certificates must come from, with tls_client_auth")
@@ -89,7 +91,7 @@ class DrafterConfig:
     grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
     kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1, high=_MAX_BYTES)
-    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
+    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
     tls_key: str = option("", "PEM file of its key")
     tls_ca: str = option("", "PEM file of the authorities that clients' certificates must come from, with tls_client_auth")
@@ -126,7 +128,7 @@ class CoordinatorConfig:
     verifier_wait_s: float = option(60.0, "how long running requests wait for a lost verifier before they fail", low=0)
     grace_s: float = option(10.0, "most seconds from SIGTERM until the running requests have ended", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
-    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=_MAX_MESSAGE_MB)
+    max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
     tls_key: str = option("", "PEM file of its key")
     tls_ca: str = option(
@@ -211,7 +213,22 @@ def check_field(field: "dataclasses.Field[Any]", value: Any, name: str) -> None:
     if rules["pattern"] is not None and not re.fullmatch(rules["pattern"], value):
         raise InvalidArgumentError(f"{name} is {value!r}, but must be: {rules['help']}")
     if rules["lowest_port"] is not None and (value or field.default):
-        _check_addresses(name, (value,) if isinstance(value, str) else value, rules["lowest_port"])
+        if isinstance(value, str):
+            check_address(name, value, rules["lowest_port"])
+        else:
+            _check_addresses(name, value, rules["lowest_port"])
+
+
+def check_address(name: str, address: str, lowest_port: int = 1) -> None:
+    """Raise InvalidArgumentError unless it is `host:port` or `unix:path`; who calls it may also say `dns:///host:port`, as gRPC does.
+
+    Args:
+        name: what the one who gave it calls it.
+        lowest_port: 0 = it is one to listen on.
+    """
+    if not isinstance(address, str):
+        raise InvalidArgumentError(f"{name} is {address!r}, but must be text: host:port or unix:path")
+    _check_one_address(f"{name} is", address, address.removeprefix(_DNS) if lowest_port else address, lowest_port)
 
 
 def check_both(first: str, first_value: str, second: str, second_value: str) -> None:
@@ -245,18 +262,22 @@ def _check_addresses(name: str, addresses: tuple[str, ...], lowest_port: int) ->
     if not addresses:
         raise InvalidArgumentError(f"{name} is empty; give at least one address, host:port or unix:path")
     for address in addresses:
-        if not _is_unicode(address):
-            raise InvalidArgumentError(f"{name} has {address!r}, which is no UTF-8; write it in UTF-8")
-        if address.startswith("unix:"):
-            path = address.removeprefix("unix:")
-            if not path or len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
-                raise InvalidArgumentError(
-                    f"{name} has {address!r}, whose path has {len(path.encode())} bytes, but a socket's path must have 1 to "
-                    f"{_MAX_SOCKET_PATH_BYTES}; choose another folder"
-                )
-            continue
-        host, _, port = address.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not lowest_port <= int(port) <= 65535:
-            raise InvalidArgumentError(f"{name} has {address!r}, but must be unix:path or host:port with a port from {lowest_port} to 65535")
+        _check_one_address(f"{name} has", address, address, lowest_port)
     if len(set(addresses)) < len(addresses):
         raise InvalidArgumentError(f"{name} is {','.join(addresses)!r}, which names an address twice; remove one")
+
+
+def _check_one_address(subject: str, given: str, address: str, lowest_port: int) -> None:
+    if not _is_unicode(given):
+        raise InvalidArgumentError(f"{subject} {given!r}, which is no UTF-8; write it in UTF-8")
+    if given.startswith("unix:"):
+        num_bytes = len(given.removeprefix("unix:").encode())
+        if not 1 <= num_bytes <= _MAX_SOCKET_PATH_BYTES:
+            raise InvalidArgumentError(
+                f"{subject} {given!r}, whose path has {num_bytes} bytes, but a socket's path must have 1 to {_MAX_SOCKET_PATH_BYTES}; "
+                "choose another folder"
+            )
+        return
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None or not lowest_port <= int(match[3]) <= 65535:
+        raise InvalidArgumentError(f"{subject} {given!r}, but must be unix:path or host:port with a port from {lowest_port} to 65535")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specwire.config import ADDRESS_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS, check_both
+from specwire.config import ADDRESS_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS, check_address, check_both
 from specwire.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ConnectionOptions:
         tls_cert, tls_key: own certificate chain and key; both or none.
 
     Raises:
-        InvalidArgumentError: a certificate without a key, or a key without a certificate.
+        InvalidArgumentError: an address that is none, a certificate without a key, or a key without a certificate.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -59,6 +59,7 @@ class ConnectionOptions:
     tls_key: str = ""
 
     def __post_init__(self) -> None:
+        check_address("the address", self.address)
         check_both("--tls-cert", self.tls_cert, "--tls-key", self.tls_key)
 
     @property

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specwire.channel import bearer
-from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_concurrency, items_of_batch, make_params
+from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_client, check_concurrency, items_of_batch, make_params
 from specwire.client.batch import AsyncBatch
 from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Generation, Retries
@@ -23,7 +23,7 @@ from specwire.errors import DeadlineExceededError, FailedPreconditionError, Spec
 from specwire.messages import CoordinatorStatus, GenerateRequest
 from specwire.rpc import wait_serving
 from specwire.sampling_params import SamplingParams
-from specwire.tls import TlsOptions
+from specwire.tls import TlsOptions, explain_handshake
 from specwire.tracing.context import current_traceparent
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class AsyncClient:
     back, and the caller has seen nothing of the answer: a stream that has given a token never is.
 
     Args:
-        address: `host:port` or `unix:path`.
+        address: `host:port`, `dns:///host:port` or `unix:path`.
         max_message_mb: largest message either way in MiB; at most the coordinator's own limit.
         max_retries: most further attempts of a request; 0 = none.
         tls: connect with TLS; its files are read anew for every connection.
@@ -48,7 +48,7 @@ class AsyncClient:
         tenant_cache_key: requests share cached prefixes only with requests of an equal key (and of the same API key).
 
     Raises:
-        InvalidArgumentError: an API key that can't be one. A file of tls that can't be used is an error of the first call.
+        InvalidArgumentError: an argument that can't be one. A file of tls that can't be used is an error of the first call.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class AsyncClient:
         api_key: str | None = None,
         tenant_cache_key: bytes = b"",
     ) -> None:
+        check_client(address, max_message_mb, tls, api_key, tenant_cache_key)
         self._address = address
         self._tls = tls
         self._metadata = bearer(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)
@@ -203,22 +204,26 @@ class AsyncClient:
             UnavailableError: there is no coordinator.
             DeadlineExceededError: it did not answer within `timeout` seconds.
         """
+        Deadline(timeout)  # says now what is wrong with it
         try:
             return await fetch_status(self._connect().channel, timeout)
         except UnavailableError as error:
-            raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); is it running there?") from None
+            remedy = explain_handshake(str(error)) or "is it running there?"
+            raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); {remedy}") from None
         except DeadlineExceededError:
             raise DeadlineExceededError(f"the coordinator at {self._address} did not answer within {timeout:g} s; it may hang") from None
 
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
+        Deadline(timeout)  # says now what is wrong with it
         connection = self._connect()
         try:
             async with asyncio.timeout(timeout):
                 await wait_serving(connection.channel)
         except TimeoutError:
             raise UnavailableError(
-                f"the coordinator at {self._address} does not serve after {timeout:g} s; is it running there? its log says what it waits for"
+                f"the coordinator at {self._address} does not serve after {timeout:g} s; is it running there, and do both sides use TLS, or neither? "
+                "its log says what it waits for"
             ) from None
 
     async def close(self) -> None:

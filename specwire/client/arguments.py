@@ -2,18 +2,36 @@
 
 import dataclasses
 import difflib
+import reprlib
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from specwire.client.prompts import BatchItem, Prompt
+from specwire.config import MAX_MESSAGE_MB, check_address
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
+from specwire.tls import TlsOptions
 
 Prompts: TypeAlias = Iterable[Prompt | BatchItem] | AsyncIterable[Prompt | BatchItem]
 """Those of a batch."""
 DEFAULT_CONCURRENCY = 256
 """Prompts of a batch on the way at once: more than most verifiers run, and a quarter of the coordinator's default queue."""
 _NAMES = tuple(field.name for field in dataclasses.fields(SamplingParams))
+
+
+def check_client(address: str, max_message_mb: int, tls: TlsOptions | None, api_key: str | None, tenant_cache_key: bytes) -> None:
+    """Raise InvalidArgumentError for what a client can't be made with; the key's own value is never shown."""
+    check_address("address", address)
+    if isinstance(max_message_mb, bool) or not isinstance(max_message_mb, int) or not 1 <= max_message_mb <= MAX_MESSAGE_MB:
+        text = f"max_message_mb is {max_message_mb!r}, but must be an integer from 1 to {MAX_MESSAGE_MB}, in MiB"
+        raise InvalidArgumentError(f"{text}; 64 is the default")
+    if tls is not None and not isinstance(tls, TlsOptions):
+        text = f"tls is {reprlib.repr(tls)}, but must be a TlsOptions, such as TlsOptions(ca='ca.pem')"
+        raise InvalidArgumentError(f"{text}; None connects without TLS")
+    if api_key is not None and not isinstance(api_key, str):
+        raise InvalidArgumentError(f"api_key is of type {type(api_key).__name__}, but must be text; give the key exactly as it was made")
+    if not isinstance(tenant_cache_key, bytes):
+        raise InvalidArgumentError(f"tenant_cache_key is {reprlib.repr(tenant_cache_key)}, but must be bytes, such as b'team-a'")
 
 
 def make_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
@@ -70,6 +88,8 @@ def _plain(name: str, value: Any) -> Any:
     """The value as SamplingParams takes it."""
     if name == "stop" and isinstance(value, str):
         return (value,)
+    if name == "stop" and not isinstance(value, Iterable):
+        return value  # SamplingParams says what it must be
     if name in ("stop", "stop_token_ids", "allowed_token_ids") and value is not None:
         return _tuple(name, value)
     if name == "bad_words_token_ids":

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specwire import AsyncClient, Client, TlsOptions
 from specwire.client.arguments import check_concurrency, items_of_batch, make_params
 from specwire.client.generation import Deadline, Retries
 from specwire.client.prompts import BatchItem, check_prompt
@@ -51,8 +52,8 @@ def test_names_change_given_parameters() -> None:
         ({"qqqqq": 1}, "unknown sampling parameter qqqqq; known are n, max_tokens, min_tokens,"),
         ({"top_p": 0}, "top_p is 0"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
-        ({"stop": 5}, "stop holds 5 where a list is needed"),
-        ({"stop": [5]}, "stop holds 5"),
+        ({"stop": 5}, "stop is 5, but must be a list of strings that are not empty"),
+        ({"stop": [5]}, "stop is (5,), but must be a list of strings that are not empty"),
         ({"stop": ["\ud800"]}, "not valid UTF-8 at character 0"),
         ({"stop_token_ids": 5}, "stop_token_ids holds 5 where a list is needed"),
         ({"stop_token_ids": ["x"]}, "stop_token_ids is 'x'"),
@@ -154,3 +155,43 @@ def test_wrong_concurrency(value: Any) -> None:
 def test_wrong_numbers_of_retries(value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="max_retries is"):
         Retries(value)
+
+
+CLIENTS: list[tuple[dict[str, Any], str]] = [
+    ({"address": "127.0.0.1:99999"}, "address is '127.0.0.1:99999', but must be unix:path or host:port with a port from 1 to 65535"),
+    ({"address": "127.0.0.1"}, "address is '127.0.0.1', but must be unix:path or host:port"),
+    ({"address": "127.0.0.1:0"}, "with a port from 1 to 65535"),
+    ({"address": "http://127.0.0.1:50050"}, "address is 'http://127.0.0.1:50050', but must be unix:path or host:port"),
+    ({"address": "::1:50050"}, "address is '::1:50050', but must be"),
+    ({"address": "localhost:50050\n"}, "but must be"),
+    ({"address": "dns:///localhost"}, "address is 'dns:///localhost', but must be"),
+    ({"address": ""}, "address is '', but must be"),
+    ({"address": "unix:"}, "whose path has 0 bytes"),
+    ({"address": "\udcff:1"}, "which is no UTF-8"),
+    ({"address": 50050}, "address is 50050, but must be text"),
+    ({"address": None}, "address is None, but must be text"),
+    ({"max_message_mb": 0}, "max_message_mb is 0, but must be an integer from 1 to 2047"),
+    ({"max_message_mb": 5000}, "max_message_mb is 5000"),
+    ({"max_message_mb": 1.5}, "max_message_mb is 1.5"),
+    ({"max_message_mb": True}, "max_message_mb is True"),
+    ({"max_retries": -1}, "max_retries is -1"),
+    ({"tls": "ca.pem"}, "tls is 'ca.pem', but must be a TlsOptions, such as TlsOptions(ca='ca.pem')"),
+    ({"api_key": 5}, "api_key is of type int, but must be text"),
+    ({"api_key": "a b"}, "the API key has spaces"),
+    ({"tenant_cache_key": "x"}, "tenant_cache_key is 'x', but must be bytes, such as b'team-a'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), CLIENTS)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_wrong_arguments_of_a_client(kind: type, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        kind(**arguments)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:1", "a_b.internal:65535", "[::1]:50050", "10.0.0.1:50050", "dns:///localhost:50050", "unix:/tmp/c", "unix:c"]
+)
+def test_good_arguments_of_a_client(address: str) -> None:
+    AsyncClient(address, max_message_mb=2047, tls=TlsOptions(), api_key="", tenant_cache_key=b"\xff")

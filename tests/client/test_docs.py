@@ -1,5 +1,6 @@
 """docs/client.md: its programs run as they are, and its tables name what there is."""
 
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import specwire
-from specwire import Choice, Client, StreamEvent
+from specwire import Choice, Client, SamplingParams, StreamEvent
 from specwire.client import DEFAULT_ADDRESS
 from tests.client.served import Served, served
 
@@ -57,6 +58,13 @@ def table(section: str) -> list[str]:
 
 def test_arguments_of_a_client() -> None:
     assert table("A client") == list(inspect.signature(Client).parameters)
+
+
+def test_sampling_parameters() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| .+ \| .+ \|$", TEXT.partition("\n### Sampling parameters\n")[2].partition("\n## ")[0], re.MULTILINE)
+    defaults = SamplingParams()
+    expected = [(field.name, getattr(defaults, field.name)) for field in dataclasses.fields(SamplingParams)]
+    assert [(name, ast.literal_eval(default)) for name, default in rows] == expected
 
 
 def test_attributes_of_a_choice() -> None:

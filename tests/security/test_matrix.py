@@ -91,3 +91,7 @@ async def test_a_client_without_tls_is_told_of_tls(files: Files) -> None:
     async with serving(tls_cert=files.server.cert, tls_key=files.server.key) as (server, _), AsyncClient(server.bound_addresses[0]) as client:
         with pytest.raises(UnavailableError, match="do both sides use TLS, or neither"):
             await client.generate("a", max_tokens=1)
+        with pytest.raises(UnavailableError, match="do both sides use TLS, or neither"):
+            await client.get_status()
+        with pytest.raises(UnavailableError, match="do both sides use TLS, or neither"):
+            await client.wait_ready(0.2)
