@@ -157,7 +157,7 @@ async def test_an_empty_batch(client: AsyncClient) -> None:
 
 
 async def test_one_bad_prompt_is_its_own_error(client: AsyncClient, engine: ScriptedEngine) -> None:
-    prompts: list[Any] = ["@", "a\ud800", [100_000], [1.5], b"bytes", Chat([{"role": "user"}]), [1] * 400_000, "@"]
+    prompts: list[Any] = ["@", "a\ud800", [100_000], [1.5], b"bytes", Chat([{"role": "user", "content": "@"}]), [1] * 400_000, "@"]
     outcomes = await collect(client.generate_batch(prompts, max_tokens=3))
     kinds = [InvalidArgumentError, InvalidArgumentError, InvalidArgumentError, InvalidArgumentError, FailedPreconditionError, ResourceExhaustedError]
     assert [type(outcomes[index]) for index in range(1, 7)] == kinds
