@@ -116,18 +116,18 @@ def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
     """Two first calls, ready to be pasted, but for keys that only the caller has."""
     host, separator, port = coordinator.listen[0].rpartition(":")
     address = f"{_LOOPBACK.get(host, host)}{separator}{port}"
-    options, arguments, imports, key = "", [], "", f"{API_KEY_VARIABLE}=... " if coordinator.api_keys else ""
+    options, arguments, imports, key = "", [], "Client", f"{API_KEY_VARIABLE}=... " if coordinator.api_keys else ""
     if address != DEFAULT_ADDRESS:
         options, arguments = f" --address {address}", [repr(address)]
     if coordinator.tls_cert:
         own = [" --tls-cert CERT --tls-key KEY", ", 'CERT', 'KEY'"] if coordinator.tls_client_auth else ["", ""]
         options += f" --tls-ca {coordinator.tls_cert}{own[0]}"
         arguments.append(f"tls=TlsOptions({coordinator.tls_cert!r}{own[1]})")
-        imports = "from specwire.tls import TlsOptions; "
+        imports = "Client, TlsOptions"
     # A virtual environment need not be active to be used.
     program = "specwire" if shutil.which("specwire") or Path(sys.argv[0]).name != "specwire" else sys.argv[0]
     call = f'Client({", ".join(arguments)}).generate("The capital of France is")'
-    return [f'{key}{program} generate "The capital of France is"{options}', f"from specwire.client import Client; {imports}print({call}.text)"]
+    return [f'{key}{program} generate "The capital of France is"{options}', f"from specwire import {imports}; print({call}.text)"]
 
 
 def print_line(abandoned: asyncio.Event, name: str, line: str) -> None:

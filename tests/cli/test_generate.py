@@ -137,9 +137,26 @@ def test_absent_server_is_named(options: list[str]) -> None:
 
 
 def test_refusal_of_the_server_is_shown(coordinator: Coordinator) -> None:
+    coordinator.engine.vocab_size = 10
+    result = generate("ABC", "--address", coordinator.address)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "specwire: the prompt holds token id 65, but ids must be from 0 to 9\n"
+
+
+def test_empty_prompt_is_named(coordinator: Coordinator) -> None:
     result = generate("", "--address", coordinator.address)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "specwire: the prompt is empty; send at least one token id\n"
+    assert result.stderr == "specwire: the prompt is empty; send at least one token\n"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", "http://127.0.0.1:50050"])
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_wrong_addresses_are_wrong_arguments(monkeypatch: pytest.MonkeyPatch, address: str, by_variable: bool) -> None:
+    if by_variable:
+        monkeypatch.setenv("SPECWIRE_ADDRESS", address)
+    result = generate("ABC", *([] if by_variable else ["--address", address]))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"specwire: the address is '{address}', but must be unix:path or host:port with a port from 1 to 65535\n"
 
 
 def test_text_needs_a_tokenizer(bare_coordinator: Coordinator) -> None:

@@ -100,6 +100,7 @@ def test_first_calls_name_what_they_need(values: dict[str, Any], command: str, c
     shell, python = how_to_call(CoordinatorConfig(**values))
     assert shell == command
     assert call in python
+    assert python.startswith("from specwire import Client")
     compile(python, "first call", "exec")
 
 
