@@ -5,6 +5,7 @@ import difflib
 import os
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,25 @@ def find_config_file(named: str | None, *, in_folder: bool) -> Path | None:
     return path if named is None and in_folder and path.is_file() else None
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What could be read of a file, and what is wrong with the rest: unknown or repeated keys, values of a wrong type."""
+
+    source: Source
+    problems: tuple[Problem, ...]
+
+
 def read_config_file(path: Path) -> Source:
     """What the file says.
 
     Raises:
         ConfigError: it can't be read, or has unknown or repeated keys or values of a wrong type.
     """
+    return _whole(inspect_config_file(path))
+
+
+def inspect_config_file(path: Path) -> Reading:
+    """What the file says, as far as it can be read. Raises ConfigError if nothing of it can."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -71,7 +85,13 @@ def read_override(text: str) -> Source:
     name, separator, value = text.partition("=")
     if not separator or ("." not in name and name != "drafters"):
         raise ConfigError([Problem("--set", f"{text!r} is not SECTION.KEY=VALUE, for example verifier.max_num_seqs=8")])
-    return _Reader("--set", value).read(name.split("."))
+    return _whole(_Reader("--set", value).read(name.split(".")))
+
+
+def _whole(reading: Reading) -> Source:
+    if reading.problems:
+        raise ConfigError(reading.problems)
+    return reading.source
 
 
 class _Reader:
@@ -86,7 +106,7 @@ class _Reader:
         self._text = text
         self._problems: list[Problem] = []
 
-    def read(self, path: Iterable[str] = ()) -> Source:
+    def read(self, path: Iterable[str] = ()) -> Reading:
         """The whole document, which stands under these keys."""
         try:
             self._loader = yaml.SafeLoader(self._text)
@@ -105,9 +125,7 @@ class _Reader:
             key_node = yaml.ScalarNode("tag:yaml.org,2002:str", key, mark)
             node = yaml.MappingNode("tag:yaml.org,2002:map", [(key_node, node or yaml.ScalarNode(_NULL, "", mark))], mark)
         source = self._source(node)
-        if self._problems:
-            raise ConfigError(self._problems)
-        return source
+        return Reading(source, tuple(self._problems))
 
     def _source(self, root: yaml.Node | None) -> Source:
         shared: Mapping[str, Setting] = {}
@@ -126,7 +144,11 @@ class _Reader:
         hints = typing.get_type_hints(kind)
         entries = self._entries(node, name, [field.name for field in dataclasses.fields(kind)])
         speculative = self._speculative(entries.pop(SPECULATIVE), f"{name}.{SPECULATIVE}") if SPECULATIVE in entries else {}
-        return Layer(self._settings(entries, name, hints), speculative)
+        return self._layer(entries, name, hints, speculative)
+
+    def _layer(self, entries: Mapping[str, yaml.Node], name: str, hints: Mapping[str, Any], speculative: Mapping[str, Setting]) -> Layer:
+        fields = self._settings(entries, name, hints)
+        return Layer(fields, speculative, frozenset(entries) - frozenset(fields))
 
     def _speculative(self, node: yaml.Node, name: str) -> dict[str, Setting]:
         """Values as they are: SpeculativeConfig checks their types."""
@@ -136,18 +158,25 @@ class _Reader:
         if not isinstance(node, yaml.SequenceNode):
             self._report(node, "drafters must be a list with an entry for each kind of drafter, such as [{method: ngram, count: 2}]")
             return ()
-        hints = {key: hint for key, hint in typing.get_type_hints(DrafterConfig).items() if key not in (SPECULATIVE, "listen")} | {"count": int}
+        hints = {key: hint for key, hint in typing.get_type_hints(DrafterConfig).items() if key not in (SPECULATIVE, "listen")}
         listed = []
         for index, entry in enumerate(node.value):
             name = f"drafters[{index}]"
-            entries = self._entries(entry, name, [*hints, *_DRAFTING_KEYS])
+            entries = self._entries(entry, name, [*hints, "count", *_DRAFTING_KEYS])
             speculative = self._settings({key: entries.pop(key) for key in _DRAFTING_KEYS if key in entries}, name, {})
-            fields = self._settings(entries, name, hints)
-            count = fields.pop("count", None)
-            if count is not None and not 1 <= count.value <= MAX_REPLICAS:
-                self._problems.append(Problem(count.origin, f"{count.name} is {count.value}, but must be a number from 1 to {MAX_REPLICAS}"))
-            listed.append(ListedDrafter(Layer(fields, speculative), count.value if count is not None else 1))
+            count = self._count(entries.pop("count", None), name)
+            listed.append(ListedDrafter(self._layer(entries, name, hints, speculative), count, self._origin(entry)))
         return tuple(listed)
+
+    def _count(self, node: yaml.Node | None, name: str) -> int:
+        """How many drafters an entry stands for; 1 where that is wrong."""
+        count = self._settings({"count": node} if node else {}, name, {"count": int}).get("count")
+        if count is None:
+            return 1
+        if not 1 <= count.value <= MAX_REPLICAS:
+            self._problems.append(Problem(count.origin, f"{count.name} is {count.value}, but must be a number from 1 to {MAX_REPLICAS}"))
+            return 1
+        return int(count.value)
 
     def _entries(self, node: yaml.Node | None, name: str, known: Iterable[str]) -> dict[str, yaml.Node]:
         """The values of a mapping by key; a missing value stands for an empty mapping."""

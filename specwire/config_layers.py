@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from specwire.config import Config, check_field
+from specwire.config import Config, check_field, flag_name
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
 
@@ -40,18 +40,24 @@ Settings = Mapping[str, Setting]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says of one service: its fields, and the keys of its speculative_config apart."""
+    """What one source says of one service: its fields, and the keys of its speculative_config apart.
+
+    Args:
+        unreadable: fields that it gives, but in a way that nothing can be made of.
+    """
 
     fields: Settings = field(default_factory=dict)
     speculative: Settings = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ListedDrafter:
-    """An entry of `drafters`: so many drafters with these values over those of the section `drafter`."""
+    """An entry of `drafters`: so many drafters with these values over those of the section `drafter`; and where it stands."""
 
     layer: Layer
     count: int
+    origin: str = "drafters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ def resolve(kind: type[Config], section: str, sources: Sequence[Source], listed:
     for layer in layers:
         settings |= layer.fields
     problems: list[Problem] = []
+    bad = {key for layer in layers for key in layer.unreadable}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for each in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -126,17 +133,34 @@ def resolve(kind: type[Config], section: str, sources: Sequence[Source], listed:
         setting = settings.get(each.name)
         origins[each.name] = setting.origin if setting else DEFAULT
         if setting:
-            values[each.name] = setting.value
             try:
                 check_field(each, setting.value, setting.name)
             except InvalidArgumentError as error:
                 problems.append(Problem(setting.origin, str(error)))
+                bad.add(each.name)
+            else:
+                values[each.name] = setting.value
+    try:
+        config = kind(**values)
+    except SpecwireError as error:  # values that do not go together; what is wrong by itself is not reported again
+        if not any(flag_name(name) in _flags(str(error)) for name in bad):
+            problems.append(locate(section, str(error), settings))
+        config = kind()  # nobody works with it: there are problems, here or known to the reader of the file
     if problems:
         raise ConfigError(problems)
-    try:
-        return Resolved(kind(**values), origins)
-    except SpecwireError as error:  # values that do not go together
-        raise ConfigError([Problem(section, str(error))]) from error
+    return Resolved(config, origins)
+
+
+def locate(section: str, message: str, settings: Settings) -> Problem:
+    """A problem of values that do not go together, at the first one that the message names as a flag, in the words of who gave it."""
+    flags = _flags(message)
+    named = [settings[key] for flag in flags for key in settings if flag_name(key) == flag]
+    if not named or named[0].name.startswith("--"):
+        return Problem(named[0].origin if named else section, message)
+    holder = named[0].name.rpartition(".")[0]
+    for flag in flags:
+        message = re.sub(rf"{flag}(?![\w-])", f"{holder}.{flag[2:].replace('-', '_')}", message)
+    return Problem(named[0].origin, message)
 
 
 def merge_speculative(sources: Iterable[Settings]) -> dict[str, Setting]:
@@ -193,6 +217,11 @@ def _speculative_origin(key: str, is_changed: bool, merged: Settings) -> str:
         return merged[key].origin
     causes = [merged[other].origin for group in _GROUPS if key in group for other in sorted(group) if other in merged]
     return causes[0] if is_changed and causes else DEFAULT
+
+
+def _flags(message: str) -> list[str]:
+    """The flags that a message names."""
+    return re.findall(r"--[a-z][a-z-]*", message)
 
 
 def _position(key: str, message: str) -> int:

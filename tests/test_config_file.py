@@ -217,7 +217,11 @@ def test_what_can_not_be_read_is_named_with_its_line(write: Any, text: str | byt
             "verifier:\n  speculative_config: {method: draft_model}\n",
             ["specwire.yaml:2: verifier.speculative_config.method is draft_model, but model is not set"],
         ),
-        ("verifier: {tls_cert: x}\n", ["verifier: --tls-cert is given without --tls-key"]),
+        ("verifier:\n  max_num_seqs: 8\n  tls_cert: x\n", ["specwire.yaml:3: verifier.tls_cert is given without verifier.tls_key"]),
+        (
+            "verifier:\n  max_num_seqs: 0\n  tls_client_auth: true\n",
+            ["specwire.yaml:2: verifier.max_num_seqs is 0", "specwire.yaml:3: verifier.tls_client_auth is true, which needs verifier.tls_cert and"],
+        ),
     ],
 )
 def test_bad_values_are_all_named(write: Any, text: str, problems: list[str]) -> None:

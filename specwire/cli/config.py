@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,8 @@ from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
 from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
 from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE, format_value
-from specwire.config_file import SECTIONS, find_config_file, read_config_file
-from specwire.config_layers import SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
+from specwire.config_file import SECTIONS, find_config_file
+from specwire.config_layers import DEFAULT, SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
 from specwire.console import make_console
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.messages import ServiceDescription
@@ -27,6 +29,8 @@ from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.schedule import describe_gaps
 
 _WIDTH = 140  # columns of tables where there is no terminal
+_FOLDER = "SOCKETS"
+_TITLES = {"up": "up, for specwire up only", "client": "client"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +67,14 @@ def find_file(named: str | None) -> Path:
     return path
 
 
-def run_check(path: Path) -> bool:
-    """Prints every problem of the file; returns whether there is none."""
-    try:
-        resolve_all([read_config_file(path)])
-    except ConfigError as error:
-        for problem in error.problems:
-            typer.echo(problem)
-        return False
-    typer.echo(f"{path}: no problems")
-    return True
-
-
-def run_show(named: str | None, overrides: Sequence[str], running: ConnectionOptions | None, *, as_json: bool) -> None:
-    """Prints what the file, the environment and `--set` come to, and what a running coordinator says that it clipped.
-
-    Raises:
-        ConfigError, InvalidArgumentError: they come to nothing.
-        SpecwireError: the coordinator does not answer.
-    """
+def read_effective(named: str | None, overrides: Sequence[str]) -> Effective:
+    """What the file, the environment and `--set` come to. Raises ConfigError or InvalidArgumentError if that is nothing."""
     sources = read_sources(named, [])
-    effective = resolve_all([*sources, *environment(), *read_sources("", overrides)])
+    return resolve_all([*sources, *environment(), *read_sources("", overrides)])
+
+
+def run_show(effective: Effective, running: ConnectionOptions | None, *, as_json: bool) -> None:
+    """Prints it, and what a running coordinator says that it clipped. Raises SpecwireError if that does not answer."""
     clipped: tuple[str, ...] | None = None
     if running is not None:
         with make_client(running) as client:
@@ -127,7 +118,7 @@ def resolve_all(sources: Sequence[Source]) -> Effective:
     if problems:
         raise ConfigError(problems)
     options = resolve_stack(sources)
-    return Effective(sections, tuple(drafters), plan_stack(options, Path("SOCKETS")), _describe(options))
+    return Effective(sections, tuple(drafters), plan_stack(options, Path(_FOLDER)), describe_capacity(options, sections))
 
 
 def as_object(effective: Effective) -> dict[str, Any]:
@@ -135,6 +126,7 @@ def as_object(effective: Effective) -> dict[str, Any]:
     return {
         "sections": {name: _settings_object(resolved) for name, resolved in effective.sections.items()},
         "drafters": [{"count": count, **_settings_object(resolved)} for count, resolved in effective.drafters],
+        "up_starts": {spec.name: spec.arguments[1:] for group in effective.stack.groups() for spec in group},
         "schedule": effective.engine.schedule_ranges,
         "clipped": effective.clipped,
     }
@@ -143,18 +135,24 @@ def as_object(effective: Effective) -> dict[str, Any]:
 def print_effective(console: Console, effective: Effective) -> None:
     """As tables."""
     for name, resolved in effective.sections.items():
-        _print_table(console, name, _rows(resolved))
+        _print_table(console, _TITLES.get(name, f"{name}, started by itself"), _rows(resolved))
     for index, (count, resolved) in enumerate(effective.drafters):
         common = _rows(effective.sections["drafter"])
         _print_table(console, f"drafters[{index}] ({count}), where they differ from drafter", [row for row in _rows(resolved) if row not in common])
+    rows = [(spec.name, shlex.join(spec.arguments[1:]), "") for group in effective.stack.groups() for spec in group]
+    _print_table(console, f"specwire up starts these, with its sockets in a folder of its own, here {_FOLDER}", rows)
     rows = [(f"{start}" if start == end else f"{start}-{end}", str(value), "") for start, end, value in effective.engine.schedule_ranges]
     _print_table(console, "schedule: most drafts (K) by sequences that sample in a step", rows)
     for line in effective.clipped:
         console.print(f"clipped: {line}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _describe(options: StackOptions) -> EngineDescription:
-    """What the coordinator would say if the verifiers can hold what they are configured for; the model's context is not known here."""
+def describe_capacity(options: StackOptions, sections: Mapping[str, Resolved[Any] | None]) -> EngineDescription:
+    """What the coordinator would say if the verifiers can hold what they are configured for; the model's context is not known here.
+
+    Raises:
+        ConfigError: it would not take them, with the line of a key of these sections that has to do with it.
+    """
     verifier = options.verifier
     description = ServiceDescription(
         verifier.model,
@@ -170,7 +168,9 @@ def _describe(options: StackOptions) -> EngineDescription:
     try:
         return describe_engine(dataclasses.replace(options.coordinator, drafters=drafters), [description])
     except SpecwireError as error:
-        raise ConfigError([Problem("coordinator", str(error))]) from error
+        origins = [resolved.origins for name in ("verifier", "coordinator") if (resolved := sections[name])]
+        given = [origin for each in origins for key, origin in each.items() if origin != DEFAULT and re.search(rf"\b{key}\b", str(error))]
+        raise ConfigError([Problem(given[0] if given else "coordinator", str(error))]) from error
 
 
 def _settings(resolved: Resolved[Any]) -> list[tuple[str, Any, str]]:

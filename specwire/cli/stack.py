@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig, flags
 from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Setting, Source, resolve
+from specwire.errors import InvalidArgumentError
 from specwire.launch import ServiceSpec
 
 ServiceConfig = VerifierConfig | DrafterConfig | CoordinatorConfig
@@ -77,7 +78,7 @@ def resolve_stack(sources: Sequence[Source], num_cores: int | None = None) -> St
     verifier = resolve(VerifierConfig, "verifier", [Source({"verifier": Layer(threads)}), *sources]).config
     # Any drafter may have to take over the sequences of all verifiers.
     seqs = {"max_num_seqs": _derived(verifier.max_num_seqs * up.config.verifiers)}
-    drafters = _resolve_drafters(up.config.drafters, up.origins["drafters"], [Source({"drafter": Layer(seqs)}), *sources])
+    drafters = resolve_drafters(up.config.drafters, up.origins["drafters"], [Source({"drafter": Layer(seqs)}), *sources])
     coordinator = resolve(CoordinatorConfig, "coordinator", sources)
     listen = coordinator.config.listen
     if coordinator.origins["listen"] == DEFAULT or up.origins["port"] != DEFAULT:
@@ -116,7 +117,15 @@ def plan_stack(options: StackOptions, folder: Path) -> Stack:
     )
 
 
-def _resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tuple[DrafterConfig, ...]:
+def resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tuple[DrafterConfig, ...]:
+    """The drafters that these sources ask for.
+
+    Args:
+        number: up.drafters, and where that comes from.
+
+    Raises:
+        ConfigError: some values are wrong, or do not go with `drafters`.
+    """
     listed = next((source.drafters for source in reversed(sources) if source.drafters is not None), None)
     if number == 0:
         return ()
@@ -127,14 +136,21 @@ def _resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tu
         raise ConfigError([Problem(origin, f"up.drafters is {number}, but `drafters` lists them; give each entry its count, or remove the list")])
     drafters = tuple(config for entry in listed for config in [_resolve_listed(entry, sources)] * entry.count)
     if len(drafters) > MAX_REPLICAS:
-        raise ConfigError([Problem("drafters", f"drafters are {len(drafters)} in all, but must be at most {MAX_REPLICAS}; lower their count")])
+        raise ConfigError([Problem(listed[-1].origin, f"drafters are {len(drafters)} in all, but must be at most {MAX_REPLICAS}; lower their count")])
     return drafters
+
+
+def check_model(model: str) -> None:
+    """Raises InvalidArgumentError if the model is a path to nothing; the service that loads it checks everything else."""
+    path = Path(model).expanduser()
+    if (path.suffix == ".gguf" or model.startswith(("/", "./", "../", "~"))) and not path.exists():
+        raise InvalidArgumentError(f"the model {model} does not exist; give a Hugging Face folder, a .gguf file or a hub id")
 
 
 def _resolve_listed(entry: ListedDrafter, sources: Sequence[Source]) -> DrafterConfig:
     config = resolve(DrafterConfig, "drafter", sources, entry).config
     if config.speculative_config.method is None:
-        raise ConfigError([Problem("drafters", "an entry has no method, and speculative_config.method is null; give it one, or remove the entry")])
+        raise ConfigError([Problem(entry.origin, "an entry has no method, and speculative_config.method is null; give it one, or remove the entry")])
     return config
 
 

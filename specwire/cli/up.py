@@ -18,10 +18,10 @@ import typer
 from specwire import rpc
 from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
-from specwire.cli.stack import Stack, StackOptions, plan_stack
+from specwire.cli.stack import Stack, StackOptions, check_model, plan_stack
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig
 from specwire.console import make_console
-from specwire.errors import FailedPreconditionError, InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.errors import FailedPreconditionError, SpecwireError, UnavailableError
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
 
@@ -145,13 +145,6 @@ def check_engine() -> None:
     missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
         raise FailedPreconditionError(f"`specwire up` runs models, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
-
-
-def check_model(model: str) -> None:
-    """Raises InvalidArgumentError if the model is a path to nothing; the verifier checks everything else."""
-    path = Path(model).expanduser()
-    if (path.suffix == ".gguf" or model.startswith(("/", "./", "../", "~"))) and not path.exists():
-        raise InvalidArgumentError(f"the model {model} does not exist; give a Hugging Face folder, a .gguf file or a hub id")
 
 
 def free_address(address: str) -> str:

@@ -86,7 +86,14 @@ drafters:
     [
         ("verifier: {modle: x}\n", "specwire.yaml:1: verifier.modle is an unknown key; did you mean model?"),
         ("up: {drafters: 2}\ndrafters: [{}]\n", "specwire.yaml:1: up.drafters is 2, but `drafters` lists them"),
-        ("verifier: {max_model_len: 1000000000, max_message_mb: 2}\n", "coordinator: a round can take"),
+        ("verifier: {max_model_len: 1000000000, max_message_mb: 2}\n", "specwire.yaml:1: a round can take"),
+        (
+            "drafters: [{method: ngram}]\nspeculative_config: {method: null}\nverifier: {dtype: auto}\nup: {drafters: 1}\n",
+            "specwire.yaml:4: up.drafters is 1",
+        ),
+        ("speculative_config: {method: null}\ndrafters:\n- {count: 2}\n", "specwire.yaml:3: an entry has no method"),
+        ("drafter: {tls_key: 3, tls_cert: d.crt}\n", "specwire.yaml:1: drafter.tls_key is 3, but must be text"),
+        ("drafters:\n- {tls_key: k}\n", "specwire.yaml:2: drafters[0].tls_key is given without drafters[0].tls_cert"),
     ],
 )
 def test_other_problems_are_found(text: str, problem: str) -> None:
@@ -94,6 +101,48 @@ def test_other_problems_are_found(text: str, problem: str) -> None:
     result = config("check")
     assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
     assert result.stdout.startswith(problem)
+
+
+def test_no_problem_hides_another() -> None:
+    """Keys that can't be read, values out of range, and values that do not go together, in one section and across sections."""
+    Path("bad.yaml").write_text(
+        """\
+verifier:
+  modle: x
+  num_threads: many
+  max_num_seqs: 0
+  tls_cert: v.crt
+drafter:
+  tls_key: 3
+  tls_cert: d.crt
+coordinator: [1]
+up: {drafters: 2}
+drafters: [{count: 2}]
+speculative_config: {metod: ngram, num_speculative_tokens: 0}
+"""
+    )
+    result = config("check", "bad.yaml")
+    assert result.exit_code == 1
+    starts = [re.match(r"bad.yaml:(\d+: [^ ]+)", line) for line in result.stdout.splitlines()]
+    assert [start and start[1] for start in starts] == [
+        "2: verifier.modle", "3: verifier.num_threads", "4: verifier.max_num_seqs", "5: verifier.tls_cert", "7: drafter.tls_key", "9: coordinator",
+        "10: up.drafters", "12: speculative_config.metod", "12: speculative_config.num_speculative_tokens",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("verifier:\n  model: /no/such/model\n", 2),
+        ("drafters:\n- {model: ./no-such.gguf}\n", 2),
+        ("verifier: {max_num_seqs: 0}\nspeculative_config:\n  model: ~/no-such\n", 3),
+    ],
+)
+def test_models_that_are_not_here_are_warned_of(text: str, line: int) -> None:
+    Path("specwire.yaml").write_text(text)
+    result = config("check")
+    assert result.exit_code == (1 if "max_num_seqs: 0" in text else 0)
+    assert re.fullmatch(rf"specwire.yaml:{line}: the model \S+ does not exist; .* \(`specwire up` refuses it here\)\n", result.stderr)
 
 
 def test_a_missing_file_is_named() -> None:
@@ -162,8 +211,31 @@ def test_show_as_tables() -> None:
 
 def test_show_refuses_what_check_would_name() -> None:
     result = config("show", "--set", "verifier.dtype=int3")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "specwire: --set: verifier.dtype is 'int3', but must be: auto (bfloat16), float32 or bfloat16\n"
+
+
+@pytest.mark.parametrize("arguments", [("--set", "foo.bar=1"), ("bad.yaml",), ("gone.yaml",), ("--address", "127.0.0.1:x")])
+def test_show_with_wrong_arguments(arguments: tuple[str, ...]) -> None:
+    Path("bad.yaml").write_text("verifier: {modle: x}\n")
+    result = config("show", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.rpartition("specwire: ")[2].strip()
+
+
+def test_show_says_what_up_would_start() -> None:
+    Path("specwire.yaml").write_text(FILE + "up: {port: 7, verifiers: 2}\n")
+    starts = shown("--set", "verifier.num_threads=1")["up_starts"]
+    assert list(starts) == ["verifier-0", "verifier-1", "drafter-0", "drafter-1", "drafter-2", "coordinator"]
+    assert {"--listen=unix:SOCKETS/verifier-1", "--num-threads=1"} <= set(starts["verifier-1"])
+    assert "--max-num-seqs=32" in starts["drafter-2"], "a drafter may have to take the sequences of both verifiers"
+    coordinator = starts["coordinator"]
+    assert "--listen=127.0.0.1:7,unix:SOCKETS/coordinator" in coordinator
+    assert "--verifiers=unix:SOCKETS/verifier-0,unix:SOCKETS/verifier-1" in coordinator
+    table = "".join(config("show").stdout.split())
+    assert "coordinator,startedbyitself" in table
+    assert "specwireupstartsthese" in table
+    assert "--listen=127.0.0.1:7,unix:SOCKETS/coordinator" in table
 
 
 def test_show_names_a_coordinator_that_does_not_answer() -> None:

@@ -16,7 +16,8 @@ _FILE = typer.Argument(metavar="[FILE]", help="Configuration file.", show_defaul
 @commands.command()
 def check(file: Annotated[str | None, _FILE] = None) -> None:
     """List every problem of a configuration file; exit status 1 if there is one."""
-    from specwire.cli.config import find_file, run_check
+    from specwire.cli.config import find_file
+    from specwire.cli.config_check import run_check
 
     with exit_on_error(2):
         path = find_file(file)
@@ -35,8 +36,10 @@ def show(
     tls_key: TlsKey = "",
 ) -> None:
     """Show the value of every key of every service, where it comes from, and what is clipped and why."""
-    from specwire.cli.config import run_show
+    from specwire.cli.config import read_effective, run_show
 
-    with exit_on_error(1):
+    with exit_on_error(2):
         connection = ConnectionOptions(running, api_key, tls_ca, tls_cert, tls_key) if running else None
-        run_show(file, set_ or [], connection, as_json=json)
+        effective = read_effective(file, set_ or [])
+    with exit_on_error(1):
+        run_show(effective, connection, as_json=json)
