@@ -105,14 +105,18 @@ def choose_lines(lines: Sequence[PromptLine], options: AcceptOptions) -> list[Pr
     return chosen
 
 
-def run_accept(options: AcceptOptions, make_client: Callable[[], AsyncClient]) -> int:
+def read_lines(options: AcceptOptions) -> list[PromptLine]:
+    """The prompts that are asked for. Raises InvalidArgumentError if a file can't be used, or as of `choose_lines`."""
+    check_output(options.output)
+    return choose_lines(read_prompt_file(options.prompts), options)
+
+
+def run_accept(options: AcceptOptions, lines: list[PromptLine], make_client: Callable[[], AsyncClient]) -> int:
     """Runs the prompts with a client, prints the figures and writes the report. Returns the program's exit status.
 
     Raises:
         SpecwireError: nothing could be measured.
     """
-    check_output(options.output)
-    lines = choose_lines(read_prompt_file(options.prompts), options)
     environment = describe_environment()
     report = run_loop(_run(options, lines, make_client))
     print_accept(make_console(FILE_WIDTH), report)

@@ -33,14 +33,18 @@ _NUM_SYNTHETIC = 100
 _MAX_CPU_SHARE = 0.8
 
 
-def run_serve(options: ServeOptions, make_client: Callable[[], AsyncClient]) -> int:
+def read_lines(options: ServeOptions) -> list[PromptLine] | None:
+    """The prompts of the file, if there is one. Raises InvalidArgumentError if it, or the file for the report, can't be used."""
+    check_output(options.output)
+    return None if options.prompts is None else read_prompt_file(options.prompts)
+
+
+def run_serve(options: ServeOptions, lines: list[PromptLine] | None, make_client: Callable[[], AsyncClient]) -> int:
     """Runs the load with a client, prints the figures and writes the report. Returns the program's exit status.
 
     Raises:
         SpecwireError: nothing could be measured.
     """
-    check_output(options.output)
-    lines = None if options.prompts is None else read_prompt_file(options.prompts)
     environment = describe_environment()
     result = run_loop(_run(options, lines, make_client))
     run = result.run

@@ -214,6 +214,11 @@ def test_accept_counts_differences(served: Served, tmp_path: Path, monkeypatch: 
         (["serve", "--tls-cert", "x"], "--tls-key"),
         (["accept", "--prompts", "x", "--tls-key", "x"], "--tls-cert"),
         (["accept"], "--prompts"),
+        (["accept", "--prompts", "none.jsonl"], "the prompt file none.jsonl can't be read"),
+        (["accept", "--prompts", PROMPTS, "--categories", "nocat"], "has no category 'nocat'"),
+        (["accept", "--prompts", PROMPTS, "--weights", "codin=3"], "has no category 'codin'"),
+        (["serve", "--prompts", "none.jsonl"], "the prompt file none.jsonl can't be read"),
+        (["serve", "--output", "none/report.json"], "--output none/report.json can't be written"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str) -> None:
@@ -223,11 +228,9 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
 
 
 def test_nothing_to_measure(served: Served, tmp_path: Path) -> None:
-    """Status 1 and one line: no coordinator, no file, no folder for the report."""
+    """Status 1 and one line: no coordinator, or one that has no such tokens."""
     for arguments, message in (
         (["--address", f"unix:{tmp_path}/nobody", "--ready-timeout", "0.2"], "does not serve after 0.2 s"),
-        (["--address", served.address, "--prompts", f"{tmp_path}/none.jsonl"], "can't be read"),
-        (["--address", served.address, "--output", f"{tmp_path}/none/report.json"], "can't be written"),
         (["--address", served.address, "--vocab-size", VOCAB_SIZE + 1], f"--vocab-size is {VOCAB_SIZE + 1}"),
     ):
         result = bench("serve", *arguments)

@@ -55,6 +55,7 @@ def test_version() -> None:
         (["up", "--demoo"], "--demoo"),
         (["uo"], "uo"),
         (["generate"], "PROMPT"),
+        (["up", "--no-drafter", "--drafters", "2"], "--no-drafter and --drafters 2 exclude each other"),
     ],
 )
 def test_wrong_arguments_end_with_status_2(arguments: list[str], message: str) -> None:

@@ -65,7 +65,7 @@ def serve(
 ) -> None:
     """Put load on a coordinator and measure latency, throughput and speculation. Ctrl-C ends it and shows what was measured so far."""
     with exit_on_error(2):
-        from specwire.bench.serve import run_serve
+        from specwire.bench.serve import read_lines, run_serve
         from specwire.bench.serve_options import ServeOptions
         from specwire.bench.statistics import Objective, parse_percentiles
         from specwire.bench.workload import Lengths
@@ -96,8 +96,9 @@ def serve(
             save_detailed=save_detailed,
             allow_errors=allow_errors,
         )
+        lines = read_lines(options)
     with exit_on_error(1):
-        status = run_serve(options, lambda: make_async_client(connection))
+        status = run_serve(options, lines, lambda: make_async_client(connection))
     raise typer.Exit(status)
 
 
@@ -130,7 +131,7 @@ def accept(
 ) -> None:
     """Measure how many drafts a coordinator accepts, by category and weight, and how well the drafter's scores predict it."""
     with exit_on_error(2):
-        from specwire.bench.accept import AcceptOptions, parse_weights, run_accept
+        from specwire.bench.accept import AcceptOptions, parse_weights, read_lines, run_accept
         from specwire.sampling_params import SamplingParams
 
         connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
@@ -153,6 +154,7 @@ def accept(
             output=output,
             allow_errors=allow_errors,
         )
+        lines = read_lines(options)
     with exit_on_error(1):
-        status = run_accept(options, lambda: make_async_client(connection))
+        status = run_accept(options, lines, lambda: make_async_client(connection))
     raise typer.Exit(status)

@@ -6,6 +6,7 @@ import typer
 
 from specwire.cli.app import app, exit_on_error
 from specwire.config import CoordinatorConfig, UpConfig, VerifierConfig
+from specwire.errors import InvalidArgumentError
 
 _UP, _VERIFIER, _COORDINATOR = UpConfig(), VerifierConfig(), CoordinatorConfig()
 
@@ -69,6 +70,8 @@ def up(
     observed: dict[str, Any] = {"trace_file": trace_file, "trace_endpoint": trace_endpoint, "metrics_listen": metrics_listen}
     coordinator = observed | {"trace_sample_ratio": trace_sample_ratio}
     with exit_on_error(2):
+        if no_drafter and drafters:
+            raise InvalidArgumentError(f"--no-drafter and --drafters {drafters} exclude each other; leave one out")
         sections = {"verifier": verifier | models | observed, "drafter": models | observed, "coordinator": coordinator, "up": services}
         flags = flags_source(sections, speculative_config)
         options = resolve_stack([*read_sources(config, set_ or []), flags])
