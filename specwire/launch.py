@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ logger = logging.getLogger(__name__)
 LineSink = Callable[[str, str], None]
 """Takes the name of a service and one line of its log, without the line's end."""
 _MAX_LINE_BYTES = 1 << 16
-_NUM_LAST_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class ServiceProcess:
     def __init__(self, spec: ServiceSpec, on_line: LineSink) -> None:
         self.spec = spec
         self._on_line = on_line
-        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._has_written = False
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -65,7 +63,7 @@ class ServiceProcess:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        self._last_lines.clear()
+        self._has_written = False
         self._reader = asyncio.create_task(self._read_lines(self._process))
 
     async def wait_serving(self) -> None:
@@ -101,9 +99,10 @@ class ServiceProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    def quote_last_lines(self) -> str:
-        """The end of its log, to be appended to a message."""
-        return "".join([":", *(f"\n  {line}" for line in self._last_lines)]) if self._last_lines else " and wrote nothing"
+    @property
+    def where_to_look(self) -> str:
+        """Appended to a message: its own lines say why, and `on_line` has had them already."""
+        return "; its own lines say why" if self._has_written else " and wrote nothing"
 
     async def _read_lines(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "the process was started without a pipe"
@@ -119,7 +118,7 @@ class ServiceProcess:
 
     def _take_line(self, line: bytes) -> None:
         text = line.decode("utf-8", errors="replace").rstrip("\r")
-        self._last_lines.append(text)
+        self._has_written = True
         self._on_line(self.spec.name, text)
 
 
@@ -154,7 +153,7 @@ class Supervisor:
         """Starts every service and returns once all are healthy.
 
         Raises:
-            UnavailableError: a service ended or is not healthy in time, with the end of its log; `stop` the others then.
+            UnavailableError: a service ended or is not healthy in time; `stop` the others then.
         """
         started: list[ServiceProcess] = []
         for group in self.groups:
@@ -168,7 +167,7 @@ class Supervisor:
                 await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
                     service, outcome = ended.result()
-                    raise UnavailableError(f"{service.spec.name} ended with {outcome} before everything was ready{service.quote_last_lines()}")
+                    raise UnavailableError(f"{service.spec.name} ended with {outcome} before everything was ready{service.where_to_look}")
                 ready.result()
             finally:
                 await _cancel([ready, ended])
@@ -203,7 +202,7 @@ class Supervisor:
                 async with asyncio.timeout(self._startup_timeout_s):
                     await service.wait_serving()
             except TimeoutError:
-                raise UnavailableError(f"{service.spec.name} is not ready after {self._startup_timeout_s:g} s{service.quote_last_lines()}") from None
+                raise UnavailableError(f"{service.spec.name} is not ready after {self._startup_timeout_s:g} s{service.where_to_look}") from None
 
     async def _keep(self, service: ServiceProcess) -> None:
         backoff_s = self._first_backoff_s

@@ -217,7 +217,8 @@ def test_early_end_of_a_service(start: Start, events: Path, monkeypatch: pytest.
     monkeypatch.setenv("FAKE_VERIFIER", json.dumps({"status": 1, "line": "the model file is damaged"}))
     up = start("--port", "0")
     assert up.join() == 1
-    assert "specwire: verifier ended with status 1 before everything was ready:\n  the model file is damaged\n" in up.output["stderr"]
+    assert "specwire: verifier ended with status 1 before everything was ready; its own lines say why\n" in up.output["stderr"]
+    assert up.output["stderr"].count("the model file is damaged") == 1
     assert "Traceback" not in up.output["stderr"]
     assert not running(events)
 
