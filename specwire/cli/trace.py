@@ -70,7 +70,8 @@ def run_trace(path: Path, *, request_id: str, trace_id: str, last: bool) -> None
     if num_bad_lines:
         console.print(f"{num_bad_lines} lines of {path} are no OTLP JSON and were left out", style="yellow", markup=False)
     if not traces:
-        raise InvalidArgumentError(f"{path} has no spans; start the services with --trace-file {path}, and send a request")
+        remedy = f"start the services with --trace-file {path}; spans are written within a second after a request has ended"
+        raise InvalidArgumentError(f"{path} has no spans yet; {remedy}")
     if request_id:
         traces = [trace for trace in traces if trace.request_id == request_id]
     if trace_id:

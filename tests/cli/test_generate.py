@@ -163,3 +163,24 @@ def test_text_needs_a_tokenizer(bare_coordinator: Coordinator) -> None:
     result = generate("ABC", "--address", bare_coordinator.address)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "serves no tokenizer" in result.stderr
+
+
+def test_several_choices(coordinator: Coordinator) -> None:
+    options = ["ABC", "--n", "2", "--max-tokens", "3", "--address", coordinator.address]
+    assert generate(*options).stdout == "--- choice 0\nDEF\n--- choice 1\nEFG\n"
+    choices = json.loads(generate(*options, "--json").stdout)["choices"]
+    assert [choice["text"] for choice in choices] == ["DEF", "EFG"]
+
+
+def test_request_id_and_timeout_arrive(coordinator: Coordinator) -> None:
+    assert generate("ABC", "--request-id", "mine", "--timeout", "50", "--address", coordinator.address).exit_code == 0
+    request = coordinator.engine.requests[-1].request
+    assert request.request_id == "mine"
+    assert 0 < request.timeout_ms <= 50_000
+
+
+@pytest.mark.parametrize(("option", "value"), [("--timeout", "0"), ("--timeout", "nan"), ("--n", "0")])
+def test_wrong_options_of_the_call(option: str, value: str) -> None:
+    result = generate("ABC", option, value)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"specwire: {option[2:]} is {value}")

@@ -18,6 +18,9 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Number of most likely tokens that may be sampled; 0 = all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to the prompt, each sampled for itself.")] = 1,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that everything may take. [default: no limit]")] = None,
+    request_id: Annotated[str, typer.Option(help="Label of the request in logs and traces.")] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Ask the prompt as a question, in the model's chat template.")] = False,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = "",
@@ -27,12 +30,13 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids, usage and speculation.")] = False,
 ) -> None:
     """Generate text with a running coordinator."""
-    from specwire.cli.generate import read_prompt, run_generate
+    from specwire.cli.generate import check_call, read_prompt, run_generate
     from specwire.sampling_params import SamplingParams
 
     with exit_on_error(2):
         connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         text = read_prompt(prompt)
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()))
+        params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()))
+        check_call(timeout, request_id)
     with exit_on_error(1):
-        run_generate(connection, text, params, as_chat=chat, as_json=json)
+        run_generate(connection, text, params, timeout=timeout, request_id=request_id, as_chat=chat, as_json=json)
