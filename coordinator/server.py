@@ -11,7 +11,7 @@ import grpc
 from specwire.config import CoordinatorConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import ErrorStatus, GenerateRequest, TokenizerSpec
-from specwire.rpc import Server, is_local
+from specwire.rpc import Server
 from specwire.tls import server_tls
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
@@ -166,6 +166,7 @@ class CoordinatorServer:
             lambda server: coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._servicer, server),
             config.max_message_mb << 20,
             tls=server_tls(config),
+            has_keys=self.keys is not None,
         )
         engine.metrics.watch(self.keys, self._server.certificates)
 
@@ -182,10 +183,6 @@ class CoordinatorServer:
             InvalidArgumentError: a file of TLS can't be used.
         """
         await self._server.start()
-        if self.keys is not None and self._server.certificates is None:
-            exposed = [address for address in self.bound_addresses if not is_local(address)]
-            if exposed:
-                logger.warning("API keys travel in the clear to %s: set tls_cert and tls_key", " ".join(exposed))
 
     async def follow_readiness(self) -> None:
         """Keeps health SERVING while the engine is ready and NOT_SERVING otherwise; never returns."""

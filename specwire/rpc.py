@@ -104,6 +104,7 @@ class Server:
         max_message_bytes: bound of one message either way.
         keepalive_ms: how long a client may be silent until it is pinged, and then until its connection is given up.
         tls: what it shows and asks of clients on its TCP addresses; None = no TLS. Unix sockets never have it.
+        has_keys: whether calls need an API key.
 
     Attributes:
         certificates: None without TLS.
@@ -121,8 +122,11 @@ class Server:
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         keepalive_ms: tuple[int, int] = _KEEPALIVE_MS,
         tls: ServerTls | None = None,
+        *,
+        has_keys: bool = False,
     ) -> None:
         hide_disconnects()
+        self._is_closed = has_keys or bool(tls and tls.client_ca)
         self.certificates = None if tls is None else ServerCertificates(tls)
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],
@@ -153,6 +157,20 @@ class Server:
         self.bound_addresses = tuple(bound)
         await self.set_serving(False)
         await self._server.start()
+        self._warn_if_exposed()
+
+    def _warn_if_exposed(self) -> None:
+        exposed = " ".join(address for address in self.bound_addresses if not is_local(address))
+        if not exposed or (self._is_closed and self.certificates):
+            return
+        if self._is_closed:
+            logger.warning("API keys travel in the clear to %s: set tls_cert and tls_key", exposed)
+        elif self.certificates:
+            logger.warning("whoever reaches %s can call it: set tls_client_auth, or api_keys of a coordinator", exposed)
+        else:
+            logger.warning(
+                "whoever reaches %s can call it and read along: set tls_cert and tls_key, and tls_client_auth or api_keys of a coordinator", exposed
+            )
 
     async def set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -22,7 +22,7 @@ from tests.cli.test_up import Up
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-OF_OTHER_TESTS = ("make", "docker", "python", "pip", "git")
+OF_OTHER_TESTS = ("make", "docker", "python", "pip", "git", "openssl")
 STACK = "specwire up --trace-file traces.jsonl --metrics-port 9464"
 """The command that starts what the others call."""
 QUICKER = {"--request-rate": "100", "--num-prompts": "4"}

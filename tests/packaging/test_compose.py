@@ -167,7 +167,7 @@ def test_spans_and_metrics_go_where_somebody_listens(root: Path, stack: dict[str
 def test_every_variable_is_documented(root: Path) -> None:
     text = "".join((root / name).read_text(encoding="utf-8") for name in ("docker-compose.yml", "deploy/compose.tls.yml"))
     table = re.findall(r"^\| `([A-Z_]+)` \| (?:`(.*?)`)? ?\| ", (root / "docs" / "deployment.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert dict(table) == {**dict(VARIABLE.findall(text)), "COMPOSE_PROFILES": "cpu", "HF_TOKEN": ""}
+    assert dict(table) == {**dict(VARIABLE.findall(text)), "COMPOSE_PROFILES": "cpu", "COMPOSE_PROJECT_NAME": "specwire", "HF_TOKEN": ""}
 
 
 def test_requirements_of_the_images(root: Path, tmp_path: Path) -> None:
