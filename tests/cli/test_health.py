@@ -97,3 +97,10 @@ def test_the_quick_way_of_containers(address: str, servicer: health.HealthServic
         servicer.set("", status)
         command = [sys.executable, "-m", "specwire.health"]
         assert subprocess.run(command, env=os.environ | {"SPECWIRE_HEALTH_ADDRESS": address}, capture_output=True).returncode == exit_code
+
+
+def test_a_server_that_hangs_up_is_asked_about_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.health.check_health", lambda *_: "UNAVAILABLE (Socket closed)")
+    result = CliRunner().invoke(app, ["health", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "UNAVAILABLE (Socket closed); it hung up: is it a server that speaks gRPC, and do both sides use TLS, or neither?" in result.stdout

@@ -27,5 +27,10 @@ def health(
 
             credentials = channel_credentials(tls)
     status = check_health(address, timeout, credentials)
+    if status != SERVING:
+        from specwire.tls import explain_handshake
+
+        hint = explain_handshake(status)
+        status += f"; {hint}" if hint else ""
     typer.echo(f"{address}: {status}")
     raise typer.Exit(0 if status == SERVING else 1)
