@@ -48,7 +48,9 @@ async def traced_stack(socket_dir: Path, model: Path, collector: Collector, *, n
             verifiers.append((await resources.enter_async_context(serve_verifier(socket_dir, config, name=f"v{index}")))[1])
             drafter = DrafterConfig(max_num_seqs=4 * num_seqs, trace_endpoint=collector.address)
             drafters.append((await resources.enter_async_context(serve_drafter(socket_dir, drafter, name=f"d{index}"))).addresses[0])
-        yield await resources.enter_async_context(coordinate(socket_dir, verifiers, drafters, trace_endpoint=collector.address))
+        # Every step has spans: links are compared with whole rounds.
+        coordinator = coordinate(socket_dir, verifiers, drafters, trace_endpoint=collector.address, trace_max_steps=32)
+        yield await resources.enter_async_context(coordinator)
 
 
 async def test_200_concurrent_requests(socket_dir: Path, model: Path) -> None:
