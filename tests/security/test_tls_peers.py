@@ -64,7 +64,7 @@ async def ready(engine: Engine) -> None:
 async def refused(engine: Engine, text: str) -> None:
     """Waits until the engine says that it can't serve for this reason."""
     async with asyncio.timeout(30):
-        while text not in engine.ready.reason:
+        while engine.ready.is_ready or text not in engine.ready.reason:
             await engine.readiness_changed()
     assert not engine.ready.is_ready
 
