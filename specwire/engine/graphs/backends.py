@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from specwire.engine.graphs.tensors import RoundInputs
 from specwire.engine.kernels.linear import Linear
 from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
 from specwire.engine.models.config import ModelConfig
@@ -17,14 +16,31 @@ _SHORT_QUERY_LEN = 32
 """Rounds with longer rows take the attention kernel's tiles for prefill."""
 
 
-class Attention(Protocol):
-    """Attention of the rounds of one padded size."""
+class PassInputs(Protocol):
+    """What the layers read in a pass of R requests and T tokens, padding included: of a round, or of drafting."""
 
-    def update(self, inputs: RoundInputs) -> None:
-        """Once a round, before its layers."""
+    @property
+    def token_ids(self) -> torch.Tensor: ...  # [T] int64
+    @property
+    def positions(self) -> torch.Tensor: ...  # [T] int64
+    @property
+    def slot_mapping(self) -> torch.Tensor: ...  # [T] int64
+    @property
+    def cu_seqlens_q(self) -> torch.Tensor: ...  # [R + 1] int32
+    @property
+    def seq_lens(self) -> torch.Tensor: ...  # [R] int32
+    @property
+    def block_tables(self) -> torch.Tensor: ...  # [R, max_blocks] int32
+
+
+class Attention(Protocol):
+    """Attention of the passes of one padded size."""
+
+    def update(self, inputs: PassInputs) -> None:
+        """Once a pass, before its layers."""
         ...
 
-    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: RoundInputs) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         """query [T, num_heads, head_dim] -> the same shape, contiguous; rows of no request are undefined."""
         ...
 
@@ -78,7 +94,7 @@ class _TorchAttention:
         self._device, self._dtype, self._block_size = device, dtype, block_size
         self._plan = AttentionPlan(())
 
-    def update(self, inputs: RoundInputs) -> None:
+    def update(self, inputs: PassInputs) -> None:
         cu_seqlens_q = inputs.cu_seqlens_q.cpu().numpy().astype("int64")
         num_requests = int((cu_seqlens_q[1:] > cu_seqlens_q[:-1]).sum())  # padding requests are behind all others
         if not num_requests:
@@ -88,7 +104,7 @@ class _TorchAttention:
         slots = slot_table(inputs.block_tables[:num_requests].cpu().numpy(), self._block_size)
         self._plan = plan_attention(cu_seqlens_q[: num_requests + 1], seq_lens, slots, self._group, self._device, self._dtype)
 
-    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: RoundInputs) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         output = query.new_zeros(query.shape)
         real = ragged_attention(query, layer_kv, inputs.cu_seqlens_q, inputs.seq_lens, inputs.block_tables, self._scale, plan=self._plan)
         output[: len(real)] = real  # one call of all rows leaves the padding out
@@ -133,10 +149,10 @@ class _TritonAttention:
 
         self._plan, self._scale, self._attend = plan, scale, paged_attention
 
-    def update(self, inputs: RoundInputs) -> None:
+    def update(self, inputs: PassInputs) -> None:
         self._plan.update(inputs.cu_seqlens_q, inputs.seq_lens)
 
-    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: RoundInputs) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._attend(query, layer_kv, inputs.block_tables, self._scale, self._plan, output)
         return output

@@ -1,9 +1,9 @@
 """A round on the device from the upload to the results: a fixed list of kernels over tensors of fixed size, which a graph can hold."""
 
 import torch
-import torch.nn.functional as F
 
 from specwire.engine.graphs.backends import Attention, Backend
+from specwire.engine.graphs.layers import run_layers
 from specwire.engine.graphs.tensors import RoundInputs, SlotState
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
@@ -37,26 +37,8 @@ class RoundForward:
         rounds.apply_changes(self._upload, self._state)
         rounds.prepare(self._upload, self._state, inputs, cache.block_size, cache.scratch_block)
         attention.update(inputs)
-        hidden = self._layers(inputs, attention)
+        hidden = run_layers(self._model, cache, self._backend, inputs, attention)
         logits = self.logits[: len(inputs.logit_rows)]
         self._weights.head.write(hidden.index_select(0, inputs.logit_rows), logits)
         target_ids = self._backend.sampling.gumbel_argmax(logits, inputs.temperatures, inputs.keys, inputs.indices, inputs.choices, Stream.TARGET)
         rounds.accept(self._upload, self._state, inputs, target_ids)
-
-    def _layers(self, inputs: RoundInputs, attention: Attention) -> torch.Tensor:
-        """Writes the tokens' KV; returns hidden states after the final norm [T, hidden_size]."""
-        ops, linear, weights, config = self._backend.layers, self._backend.linear, self._weights, self._model.config
-        num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
-        num_tokens = len(inputs.token_ids)
-        residual = F.embedding(inputs.token_ids, weights.embedding)
-        x = None
-        for layer, layer_kv in zip(weights.layers, self._kv_cache.layers, strict=True):
-            hidden = ops.add_rms_norm(x, residual, layer.input_norm, eps)
-            qkv = linear(layer.qkv, hidden).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-            query = ops.rotary_kv_write(
-                qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps
-            )
-            attended = attention(query, layer_kv, inputs)
-            hidden = ops.add_rms_norm(linear(layer.o, attended.view(num_tokens, num_heads * head_dim)), residual, layer.post_norm, eps)
-            x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden)))
-        return ops.add_rms_norm(x, residual, weights.final_norm, eps)

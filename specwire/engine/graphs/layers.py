@@ -1,0 +1,27 @@
+"""The layers of a model in a pass: the part that rounds and drafting have in common."""
+
+import torch
+import torch.nn.functional as F
+
+from specwire.engine.graphs.backends import Attention, Backend, PassInputs
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.decoder import Decoder
+
+
+def run_layers(model: Decoder, kv_cache: KVCache, backend: Backend, inputs: PassInputs, attention: Attention) -> torch.Tensor:
+    """Writes the tokens' KV; returns hidden states after the final norm [T, hidden_size]. `attention` has seen the lengths."""
+    ops, linear, weights, config = backend.layers, backend.linear, model.weights, model.config
+    num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
+    num_tokens = len(inputs.token_ids)
+    residual = F.embedding(inputs.token_ids, weights.embedding)
+    x = None
+    for layer, layer_kv in zip(weights.layers, kv_cache.layers, strict=True):
+        hidden = ops.add_rms_norm(x, residual, layer.input_norm, eps)
+        qkv = linear(layer.qkv, hidden).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+        query = ops.rotary_kv_write(
+            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps
+        )
+        attended = attention(query, layer_kv, inputs)
+        hidden = ops.add_rms_norm(linear(layer.o, attended.view(num_tokens, num_heads * head_dim)), residual, layer.post_norm, eps)
+        x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden)))
+    return ops.add_rms_norm(x, residual, weights.final_norm, eps)
