@@ -1,10 +1,13 @@
-"""Models of real shapes with random weights made on the device."""
+"""Models of real shapes with random weights: made on the device, or as folders of which services make the weights themselves."""
+
+import json
+from pathlib import Path
 
 import torch
 
 from specwire.engine.models.config import ModelConfig, RopeConfig
 from specwire.engine.models.decoder import Decoder
-from specwire.engine.models.loader import build_decoder, tensor_shapes
+from specwire.engine.models.loader import dummy_model
 
 
 def llama(
@@ -33,12 +36,5 @@ SMALL = llama(8192, 1024, 2048, 4, 16, 4)
 
 
 def dummy_on_device(config: ModelConfig, dtype: torch.dtype = torch.bfloat16, seed: int = 0, std: float = 0.02) -> Decoder:
-    """Same config, dtype and seed, same weights."""
-    shapes = tensor_shapes(config)
-    generator = torch.Generator("cuda").manual_seed(seed)
-
-    def read(name: str) -> torch.Tensor:
-        tensor = torch.empty(shapes[name], dtype=dtype, device="cuda")
-        return tensor.fill_(1.0) if name.endswith("norm.weight") else tensor.normal_(0.0, std, generator=generator)
-
-    return build_decoder(config, read, dtype, "cuda", f"dummy on the device, seed {seed}")
+    """A model whose weights are made on the GPU; same config and seed, same weights."""
+    return dummy_model(config, dtype, "cuda", seed, std)

@@ -1,23 +1,24 @@
-"""Fills a decoder with weights: from safetensors files of a Hugging Face folder, or random ones for tests and benchmarks."""
+"""Fills a decoder with weights, on its device from the start: from safetensors files of a Hugging Face folder, or made-up ones."""
 
-import hashlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder, LayerWeights
+from specwire.engine.models.dummy import DummySource, dummy_digest
 from specwire.engine.models.hashing import weights_hash
 from specwire.errors import InvalidArgumentError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 TensorSource = Callable[[str], torch.Tensor]
-"""Name of a tensor in transformers' naming -> its values."""
+"""Name of a tensor in transformers' naming -> its values, on the model's device where that costs no copy, in any dtype."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -59,60 +60,71 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device | str = "c
         UnsupportedError: the model needs something that the decoder does not compute.
     """
     config = ModelConfig.from_folder(folder)
-    source = _SafetensorsSource(folder)
-    return build_decoder(config, source.read, dtype, device, weights_hash(folder))
+    source = _SafetensorsSource(folder, device)
+    # A large model's hash takes longer than its loading; both read the same pages.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-hash") as pool:
+        digest = pool.submit(weights_hash, folder)
+        return build_decoder(config, source.read, dtype, device, digest.result)
 
 
 def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, std: float = 0.02) -> Decoder:
-    """A decoder with reproducible random weights: same config, seed and std, same weights."""
-    shapes = tensor_shapes(config)
-    names = {name: index for index, name in enumerate(sorted(shapes))}
-
-    def read(name: str) -> torch.Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shapes[name])
-        generator = torch.Generator().manual_seed(seed * len(names) + names[name])
-        return torch.empty(shapes[name]).normal_(0.0, std, generator=generator)
-
-    digest = hashlib.sha256(f"dummy {config} {seed} {std}".encode()).hexdigest()
-    return build_decoder(config, read, dtype, device, digest)
+    """A decoder with made-up weights: same config, seed and std, same weights and same hash, on every device and in every dtype (rounded)."""
+    source = DummySource(tensor_shapes(config), dtype, device, seed, std)
+    return build_decoder(config, source.read, dtype, device, lambda: dummy_digest(config, seed, std))
 
 
-def build_decoder(config: ModelConfig, read: TensorSource, dtype: torch.dtype, device: torch.device | str, digest: str) -> Decoder:
-    """Builds a decoder from named tensors, fusing q, k, v and gate, up."""
+def build_decoder(config: ModelConfig, read: TensorSource, dtype: torch.dtype, device: torch.device | str, digest: Callable[[], str]) -> Decoder:
+    """Builds a decoder from named tensors. What is fused (q, k, v; gate, up) is filled part by part: beside the model there is never more
+    than one tensor.
+
+    Args:
+        digest: gives the weights' hash; called last.
+    """
     shapes = tensor_shapes(config)
 
     def get(name: str) -> torch.Tensor:
         tensor = read(name)
         if tuple(tensor.shape) != shapes[name]:
             raise InvalidArgumentError(f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for {shapes[name]}")
-        return tensor.to(device=device, dtype=dtype)
+        return tensor
+
+    def single(name: str) -> torch.Tensor:
+        return get(name).to(device=device, dtype=dtype)
+
+    def fused(names: list[str]) -> torch.Tensor:
+        if len(names) == 1:
+            return single(names[0])
+        counts = [shapes[name][0] for name in names]
+        whole = torch.empty((sum(counts), *shapes[names[0]][1:]), dtype=dtype, device=device)
+        for part, name in zip(whole.split(counts), names, strict=True):
+            part.copy_(get(name))
+        return whole
 
     def linear(prefix: str, *parts: str) -> Linear:
-        bias = torch.cat([get(f"{prefix}.{p}.bias") for p in parts]) if f"{prefix}.{parts[0]}.bias" in shapes else None
-        return Linear(torch.cat([get(f"{prefix}.{p}.weight") for p in parts]), bias)
+        bias = fused([f"{prefix}.{part}.bias" for part in parts]) if f"{prefix}.{parts[0]}.bias" in shapes else None
+        return Linear(fused([f"{prefix}.{part}.weight" for part in parts]), bias)
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
         return LayerWeights(
-            input_norm=get(f"{prefix}.input_layernorm.weight"),
+            input_norm=single(f"{prefix}.input_layernorm.weight"),
             qkv=linear(f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj"),
-            q_norm=get(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-            k_norm=get(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+            q_norm=single(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
+            k_norm=single(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
             o=linear(f"{prefix}.self_attn", "o_proj"),
-            post_norm=get(f"{prefix}.post_attention_layernorm.weight"),
+            post_norm=single(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=linear(f"{prefix}.mlp", "gate_proj", "up_proj"),
             down=linear(f"{prefix}.mlp", "down_proj"),
         )
 
-    embedding = get("model.embed_tokens.weight")
+    embedding = single("model.embed_tokens.weight")
     return Decoder(
         config=config,
         embedding=embedding,
         layers=[layer(index) for index in range(config.num_layers)],
-        final_norm=get("model.norm.weight"),
-        head=LogitsHead(embedding if config.tie_word_embeddings else get("lm_head.weight")),
-        weights_hash=digest,
+        final_norm=single("model.norm.weight"),
+        head=LogitsHead(embedding if config.tie_word_embeddings else single("lm_head.weight")),
+        weights_hash=digest(),
     )
 
 
@@ -145,9 +157,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 class _SafetensorsSource:
-    """Reads tensors by name from model.safetensors or the shards that model.safetensors.index.json lists."""
+    """Reads tensors by name from model.safetensors or the shards that model.safetensors.index.json lists, straight to the device."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device | str) -> None:
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
             files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -159,7 +171,12 @@ class _SafetensorsSource:
         if missing:
             raise InvalidArgumentError(f"{folder} lacks {', '.join(missing)}, which model.safetensors.index.json lists")
         self._folder = folder
-        self._handles = [safe_open(folder / name, framework="pt") for name in files]
+        try:
+            self._handles = [safe_open(folder / name, framework="pt", device=str(device)) for name in files]
+        except SafetensorError as error:
+            raise InvalidArgumentError(
+                f"{folder}: {', '.join(files)} can't be read as safetensors ({error}); fetch or save the model again"
+            ) from error
         self._by_name = {name: handle for handle in self._handles for name in handle.keys()}  # noqa: SIM118 (not a dict)
 
     def read(self, name: str) -> torch.Tensor:
