@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _TIMEOUT_S = 5.0
+_SCHEDULE_DELAY_S = 5.0
 _FIRST_PAUSE_S = 1.0
 # A collector that is back is found within this time, not only after gRPC's own two minutes.
 _OPTIONS = (("grpc.max_reconnect_backoff_ms", 5000),)
@@ -46,7 +47,7 @@ class OtlpExporter:
 
     def __init__(self, endpoint: str, resource: Mapping[str, AttributeValue], scope: str, version: str) -> None:
         self._resource, self._scope, self._version = resource, scope, version
-        self._timeout_s = _read_timeout_s()
+        self._timeout_s = _read_s(_name("TIMEOUT"), _TIMEOUT_S)
         self._metadata = tuple(parse_env_headers(_variable("HEADERS"), liberal=True).items())
         self._channel = _open_channel(endpoint)
         # The bytes of a request as they are, the collector's answer as a message.
@@ -86,6 +87,15 @@ class OtlpExporter:
                 return not refused.rejected_spans
 
 
+def schedule_delay_s() -> float:
+    """How long spans wait for others: OTEL_BSP_SCHEDULE_DELAY. A call to a collector costs as much as a hundred spans.
+
+    Raises:
+        InvalidArgumentError: the variable is no number of milliseconds.
+    """
+    return _read_s("OTEL_BSP_SCHEDULE_DELAY", _SCHEDULE_DELAY_S)
+
+
 def _open_channel(endpoint: str) -> grpc.Channel:
     scheme, _, host = endpoint.rpartition("://")
     target = host.partition("/")[0]
@@ -96,17 +106,23 @@ def _open_channel(endpoint: str) -> grpc.Channel:
     return grpc.secure_channel(target, channel_credentials(tls), options=_OPTIONS, compression=compression)
 
 
+def _name(name: str) -> str:
+    """The variable for traces if it is set, else the one for everything."""
+    for_traces = f"OTEL_EXPORTER_OTLP_TRACES_{name}"
+    return for_traces if os.environ.get(for_traces) else f"OTEL_EXPORTER_OTLP_{name}"
+
+
 def _variable(name: str) -> str:
-    """The one for traces if it is set, else the one for everything."""
-    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+    return os.environ.get(_name(name), "")
 
 
-def _read_timeout_s() -> float:
-    text = _variable("TIMEOUT")
+def _read_s(name: str, default_s: float) -> float:
+    """Seconds from a variable in milliseconds."""
+    text = os.environ.get(name, "")
     if not text:
-        return _TIMEOUT_S
+        return default_s
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise InvalidArgumentError(f"OTEL_EXPORTER_OTLP_TIMEOUT is {text!r}, but must be a number of milliseconds of at least 1")
+        raise InvalidArgumentError(f"{name} is {text!r}, but must be a number of milliseconds of at least 1")
     return int(text) / 1000
 
 

@@ -188,13 +188,15 @@ def open_tracer(service: str, instance_id: str, *, endpoint: str, file: str) -> 
 
     origin = make_resource(service, instance_id), _SCOPE, build_version()
     exporters: list[Exporter] = []
+    gather_s = _GATHER_S
     if file:
         from specwire.tracing.export import FileExporter
 
         exporters.append(FileExporter(file, *origin))
     if endpoint:
-        from specwire.tracing.collector import OtlpExporter
+        from specwire.tracing.collector import OtlpExporter, schedule_delay_s
 
+        gather_s = schedule_delay_s()
         exporters.append(OtlpExporter(endpoint, *origin))
     logger.info("spans go to %s", " and ".join(filter(None, (file, endpoint))))
-    return Tracer(exporters)
+    return Tracer(exporters, gather_s=gather_s)

@@ -9,8 +9,8 @@ import pytest
 
 from specwire.errors import InvalidArgumentError
 from specwire.tls import ServerTls, read_ca, read_pair
-from specwire.tracing import Span
-from specwire.tracing.collector import OtlpExporter
+from specwire.tracing import Span, open_tracer
+from specwire.tracing.collector import OtlpExporter, schedule_delay_s
 from tests.security.certificates import Authority
 from tests.tracing.collector import Collector, collecting
 
@@ -81,6 +81,15 @@ def test_variables_that_can_not_be_used(name: str, value: str, message: str, mon
     monkeypatch.setenv(PREFIX + name, value)
     with pytest.raises(InvalidArgumentError, match=message):
         OtlpExporter("https://127.0.0.1:1", {}, "specwire", "1")
+
+
+def test_how_long_spans_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert schedule_delay_s() == 5.0
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "250")
+    assert schedule_delay_s() == 0.25
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "soon")
+    with pytest.raises(InvalidArgumentError, match="OTEL_BSP_SCHEDULE_DELAY is 'soon', but must be a number of milliseconds"):
+        open_tracer("coordinator", "1", endpoint="127.0.0.1:1", file="")
 
 
 def test_an_error_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
