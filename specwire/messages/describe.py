@@ -17,13 +17,25 @@ class FeatureSet:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """Milliseconds of a verify step: step_ms at each of num_tokens (ascending), plus linear terms."""
+    """Milliseconds of a verify step of one row without context at each of num_tokens (rising), plus linear terms.
+
+    Args:
+        num_tokens, step_ms: of rounds whose rows a graph takes, and beyond max_graph_tokens of others.
+        ms_per_kv_token: each token before a row's own ones.
+        ms_per_row: each row beyond the first.
+        max_graph_tokens: up to so many tokens a step pays for the next measured size; 0 = nothing is padded.
+        max_graph_row_tokens: a round with a longer row (a prefill chunk) runs eagerly, and costs chunk_ms; 0 = that makes no difference.
+        chunk_num_tokens, chunk_ms: the curve of those rounds, by all of their tokens.
+    """
 
     num_tokens: tuple[int, ...] = ()
     step_ms: tuple[float, ...] = ()
     ms_per_kv_token: float = 0.0
     ms_per_row: float = 0.0
     max_graph_tokens: int = 0
+    max_graph_row_tokens: int = 0
+    chunk_num_tokens: tuple[int, ...] = ()
+    chunk_ms: tuple[float, ...] = ()
 
 
 class DraftCost(NamedTuple):
@@ -63,6 +75,8 @@ class ServiceDescription:
     max_message_bytes: int = 0
     use_heterogeneous_vocab: bool = False
     rejection_sample_method: str = "strict"
+    draft_ms_per_kv_token: float = 0.0
+    """Of a drafter, beside draft_cost: milliseconds that each token of context adds to each draft position."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,151 @@
-"""What a verify step should take, by the verifier's own measurement (design section 4)."""
+"""What a step should take, by the services' own measurements and what steps took lately (design section 4). numpy only."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from specwire.messages import VerifyCost
+import numpy as np
+
+from specwire.messages import DraftCost, VerifyCost
+from specwire.policy.correction import PredictionErrors
+from specwire.policy.curves import DraftCurve, FloatArray, HopCurve, IntArray, VerifyCurve
 
 
-def verify_ms(cost: VerifyCost, num_tokens: int, num_rows: int, num_kv_tokens: int) -> float:
-    """Milliseconds of a step: step_ms[tokens] + ms_per_row x rows beyond the first + ms_per_kv_token x KV tokens read.
+class StepShape(NamedTuple):
+    """A step but for how many drafts are verified.
 
-    Up to max_graph_tokens a batch pays for the next measured size; beyond, sizes are interpolated, and past the last one it grows in
-    proportion. 0 without a table.
+    Args:
+        num_tokens: tokens of all rows without drafts (T).
+        num_rows: rows of the round.
+        num_kv_tokens: tokens before the rows' own ones, which attention reads.
+        longest_row: tokens of its longest prefill chunk; 1 without any.
+        num_requested: drafts that each sequence is asked for (K_request); 0 = the lane runs ahead.
+        num_drafting: sequences that each of `StepCost.drafts` drafts for.
+        leaves_run_ahead: the step before ran ahead, or could have.
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_kv_tokens: int = 0
+    longest_row: int = 1
+    num_requested: int = 0
+    num_drafting: Sequence[int] = ()
+    leaves_run_ahead: bool = False
+
+
+class StepMs(NamedTuple):
+    """Milliseconds of a step's parts. Measured ones may be 0: not known.
+
+    Args:
+        verify_ms: the verifier's work on this round alone: from its start, or the end of the round before it if that is later, to its end.
+        draft_ms: the work of the drafter that took longest.
+        hop_ms: all the rest: ways to the peers and back, and the coordinator's own work.
+    """
+
+    verify_ms: float
+    draft_ms: float
+    hop_ms: float
+
+
+class StepCost:
+    """The critical path of a step, for T tokens without drafts and B drafts that are verified. With V = verify(T + B), D = draft(K_request,
+    sequences), and H(n) = the coordinator's work and n hops:
+
+        K_request = 0:  max(V, H(1))                     run-ahead: the next round is at the verifier before this one has ended
+        K_request > 0:  H(2) + D + V                     lockstep: one after the other
+                        + min(V, H(1)) if it leaves run-ahead: the bubble. The round that runs ahead next finds the verifier idle, and
+                          takes H(1) + V instead of max(V, H(1)).
+
+    Each curve has a slow factor of its own, which follows what `observe` is told. Curves may be shared: a drafter's by all lanes.
+
+    Args:
+        verify: the lane's verifier.
+        drafts: the lane's drafters, asked all at once: the slowest one counts.
+        hops: between the peers.
+    """
+
+    def __init__(self, verify: VerifyCurve, drafts: Sequence[DraftCurve] = (), hops: HopCurve | None = None) -> None:
+        self.verify = verify
+        self.drafts = tuple(drafts)
+        self.hops = hops or HopCurve()
+        self.errors = PredictionErrors()
+        """Of whole steps, without bubbles."""
+
+    @classmethod
+    def from_tables(cls, verify: VerifyCost, draft: Sequence[DraftCost] = (), draft_ms_per_kv_token: float = 0.0) -> "StepCost":
+        """Of one verifier and one drafter, as they describe themselves."""
+        return cls(VerifyCurve(verify), [DraftCurve(draft, draft_ms_per_kv_token)] if draft else ())
+
+    @property
+    def unknown(self) -> str:
+        """Why it can price nothing, so that K must be fixed; empty where it can."""
+        if not self.verify.is_known:
+            return "the verifier has no cost table of two sizes or more"
+        return "" if all(curve.is_known for curve in self.drafts) else "a drafter has no cost table"
+
+    def step_ms(self, num_draft_tokens: IntArray, shape: StepShape) -> FloatArray:
+        """Milliseconds [n] for each number of verified drafts [n] (B); rising with it where those do. Only where `unknown` is empty."""
+        verify_ms = self.verify.ms(shape.num_tokens + num_draft_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        run_ahead_ms = self.hops.ms(shape.num_rows, 1)
+        if not shape.num_requested:
+            return np.maximum(verify_ms, run_ahead_ms)
+        step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + self._draft_ms(shape))
+        return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead else step_ms
+
+    def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> None:
+        """A step has ended: moves the factor of every part that was measured, and keeps how far predictions were off.
+
+        Args:
+            num_draft_tokens: that were verified.
+            shape: as it was priced, with the numbers of rows and tokens that were sent.
+            measured: its parts.
+        """
+        if measured.verify_ms > 0 < measured.hop_ms and (measured.draft_ms > 0 or not shape.num_requested):
+            predicted_ms = self.step_ms(np.array([num_draft_tokens]), shape._replace(leaves_run_ahead=False))
+            self.errors.observe(float(predicted_ms[0]), sum(measured) if shape.num_requested else max(measured.verify_ms, measured.hop_ms))
+        num_tokens = np.array([shape.num_tokens + num_draft_tokens])
+        verify_ms = self.verify.table_ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        self.verify.correction.observe(float(verify_ms[0]), measured.verify_ms)
+        self.hops.correction.observe(self.hops.table_ms(shape.num_rows, 2 if shape.num_requested else 1), measured.hop_ms)
+        if slowest := self._slowest(shape):
+            curve, num_sequences, num_kv_tokens = slowest
+            curve.correction.observe(curve.table_ms(shape.num_requested, num_sequences, num_kv_tokens), measured.draft_ms)
+
+    def _draft_ms(self, shape: StepShape) -> float:
+        slowest = self._slowest(shape)
+        return slowest[0].ms(shape.num_requested, *slowest[1:]) if slowest else 0.0
+
+    def _slowest(self, shape: StepShape) -> tuple[DraftCurve, int, int] | None:
+        """The drafter that should take longest, its sequences and their tokens; None where none is asked for drafts."""
+        if not shape.num_requested:
+            return None
+        kv_share = shape.num_kv_tokens / max(1, shape.num_rows)
+        asked = [(curve, n, int(n * kv_share)) for curve, n in zip(self.drafts, shape.num_drafting, strict=True) if n > 0]
+        return max(asked, key=lambda one: one[0].ms(shape.num_requested, *one[1:]), default=None)
+
+
+def verify_ms(cost: VerifyCost, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:
+    """Milliseconds of one round by the table alone, as `VerifyCurve.table_ms`, but without numpy and without checks of the table: for the one
+    that reads it at every step. 0 without a table.
+
+    Args:
+        longest_row: tokens of its longest prefill chunk; 1 without any.
     """
     if not cost.num_tokens:
         return 0.0
-    return _token_ms(cost, num_tokens) + cost.ms_per_row * max(0, num_rows - 1) + cost.ms_per_kv_token * num_kv_tokens
+    if cost.chunk_num_tokens and 0 < cost.max_graph_row_tokens < longest_row:
+        tokens_ms = _token_ms(cost.chunk_num_tokens, cost.chunk_ms, 0, num_tokens)
+    else:
+        tokens_ms = _token_ms(cost.num_tokens, cost.step_ms, cost.max_graph_tokens, num_tokens)
+    return tokens_ms + cost.ms_per_row * max(0, num_rows - 1) + cost.ms_per_kv_token * num_kv_tokens
 
 
-def _token_ms(cost: VerifyCost, num_tokens: int) -> float:
-    sizes, times = cost.num_tokens, cost.step_ms
+def _token_ms(sizes: Sequence[int], times: Sequence[float], padded_up_to: int, num_tokens: int) -> float:
     index = bisect_left(sizes, num_tokens)
     if index == len(sizes):
-        return times[-1] * num_tokens / sizes[-1]
-    if index == 0 or num_tokens <= cost.max_graph_tokens:
+        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else times[-1] / sizes[-1]
+        return times[-1] + slope * (num_tokens - sizes[-1])
+    if index == 0 or num_tokens <= padded_up_to or sizes[index - 1] <= padded_up_to:
         return times[index]
     low, high = sizes[index - 1], sizes[index]
     return times[index - 1] + (times[index] - times[index - 1]) * (num_tokens - low) / (high - low)

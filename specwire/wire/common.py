@@ -206,18 +206,22 @@ def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
             ms_per_kv_token=cost.ms_per_kv_token,
             ms_per_row=cost.ms_per_row,
             max_graph_tokens=cost.max_graph_tokens,
+            max_graph_row_tokens=cost.max_graph_row_tokens,
+            chunk_num_tokens=pack_int32(cost.chunk_num_tokens),
+            chunk_ms=pack_float32(cost.chunk_ms),
         ),
         draft_cost=pb.DraftCostTable(
             num_draft_tokens=pack_int32(c.num_draft_tokens for c in d.draft_cost),
             num_sequences=pack_int32(c.num_sequences for c in d.draft_cost),
             draft_ms=pack_float32(c.draft_ms for c in d.draft_cost),
+            ms_per_kv_token=d.draft_ms_per_kv_token,
         ),
         eos_token_ids=pack_int32(d.eos_token_ids),
     )
 
 
 def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
-    verify, draft = message.verify_cost, message.draft_cost
+    draft = message.draft_cost
     draft_costs = unpack_columns(
         ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"),
         [
@@ -226,16 +230,33 @@ def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
             unpack_float32(draft.draft_ms, "draft_cost.draft_ms"),
         ],
     )
-    num_tokens, step_ms = unpack_int32(verify.num_tokens, "verify_cost.num_tokens"), unpack_float32(verify.step_ms, "verify_cost.step_ms")
-    check_columns(("verify_cost.num_tokens", "verify_cost.step_ms"), [num_tokens, step_ms])
     values: dict[str, Any] = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
     values["graph_sizes"] = tuple(values["graph_sizes"])
     return ServiceDescription(
         **values,
         feature_sets=tuple(FeatureSet(f.name, f.hash, tuple(f.layer_ids), f.width, f.dtype) for f in message.feature_sets),
-        verify_cost=VerifyCost(tuple(num_tokens), tuple(step_ms), verify.ms_per_kv_token, verify.ms_per_row, verify.max_graph_tokens),
+        verify_cost=_unpack_verify_cost(message.verify_cost),
         draft_cost=tuple(map(DraftCost._make, draft_costs)),
         eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "eos_token_ids")),
+        draft_ms_per_kv_token=draft.ms_per_kv_token,
+    )
+
+
+def _unpack_verify_cost(message: pb.VerifyCostTable) -> VerifyCost:
+    num_tokens, step_ms = unpack_int32(message.num_tokens, "verify_cost.num_tokens"), unpack_float32(message.step_ms, "verify_cost.step_ms")
+    check_columns(("verify_cost.num_tokens", "verify_cost.step_ms"), [num_tokens, step_ms])
+    chunk_num_tokens = unpack_int32(message.chunk_num_tokens, "verify_cost.chunk_num_tokens")
+    chunk_ms = unpack_float32(message.chunk_ms, "verify_cost.chunk_ms")
+    check_columns(("verify_cost.chunk_num_tokens", "verify_cost.chunk_ms"), [chunk_num_tokens, chunk_ms])
+    return VerifyCost(
+        num_tokens=tuple(num_tokens),
+        step_ms=tuple(step_ms),
+        ms_per_kv_token=message.ms_per_kv_token,
+        ms_per_row=message.ms_per_row,
+        max_graph_tokens=message.max_graph_tokens,
+        max_graph_row_tokens=message.max_graph_row_tokens,
+        chunk_num_tokens=tuple(chunk_num_tokens),
+        chunk_ms=tuple(chunk_ms),
     )
 
 
