@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from specwire.version import build_version
+
 RESULTS = Path(__file__).parent / "results"
 _MEASURED = ("specwire", "coordinator", "drafter_svc", "verifier_svc", "benchmarks/*.py", "tests/scripted")
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "uvloop", "numpy")
@@ -118,4 +120,4 @@ def _commit() -> str:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return metadata.version("specwire")
+        return build_version()

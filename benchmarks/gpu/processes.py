@@ -1,0 +1,38 @@
+"""The services as processes, as `specwire up` starts them: alone, so that one coordinator can follow another at the same verifier."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags
+from specwire.launch import ServiceSpec, Supervisor
+
+_MODULES = {VerifierConfig: "verifier_svc", DrafterConfig: "drafter_svc", CoordinatorConfig: "coordinator"}
+_STARTUP_TIMEOUT_S = 400.0
+Config = VerifierConfig | DrafterConfig | CoordinatorConfig
+
+
+@dataclass(slots=True)
+class Log:
+    """What services wrote: (seconds since the log's start, service, line). Warnings and errors are printed at once."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    lines: list[tuple[float, str, str]] = field(default_factory=list)
+
+    def take(self, service: str, line: str) -> None:
+        self.lines.append((time.monotonic() - self.started_s, service, line))
+        if " INFO " not in line:
+            print(f"{service}: {line}", flush=True)
+
+
+@contextlib.asynccontextmanager
+async def running(*configs: Config, log: Log) -> AsyncIterator[None]:
+    """Services that start side by side and are healthy inside of this; stopped at its end."""
+    specs = [ServiceSpec(_MODULES[type(config)], _MODULES[type(config)], ("--config=", *flags(config)), config.listen[-1]) for config in configs]
+    supervisor = Supervisor([specs], log.take, startup_timeout_s=_STARTUP_TIMEOUT_S)
+    try:
+        await supervisor.start()
+        yield
+    finally:
+        await supervisor.stop()

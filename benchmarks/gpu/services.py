@@ -1,0 +1,113 @@
+"""What the services add to the engine: plain decoding of dummy models through verifier, drafter (K = 0) and coordinator on loopback.
+
+The engine alone runs in turns with them, on the same GPU, behind the same rounds. A step is (time of all tokens - time of 1 token) / steps, from the
+client's first message to the last token of the slowest sequence; the best of the repeats, as the peer was measured. Then one more batch whose first
+request is traced: where a step's time goes.
+"""
+
+import gc
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+
+from benchmarks.gpu import peer
+from benchmarks.gpu.breakdown import TraceKey, break_down, read_traces
+from benchmarks.gpu.engine_alone import Engine
+from benchmarks.gpu.engine_models import LLAMA_8B, SMOLLM2_135M, TINY, save_shape
+from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
+from benchmarks.gpu.slices import Slice, Slices, make_parser
+from benchmarks.gpu.stack import TCP, UNIX, Peers, Served, drafter_config, no_drafts, serve_coordinator, serve_peers, verifier_config
+from specwire.engine.models.config import ModelConfig
+from specwire.speculative_config import SpeculativeConfig
+
+SLICES = {"llama8b-unix": 110, "llama8b-tcp": 80, "llama8b-w1": 80, "smollm-unix": 70, "smollm-tcp": 40, "smollm-w1": 40}
+"""The first one of a model also pays for starting it."""
+_MODELS = {"llama8b": ("llama-8b", LLAMA_8B), "smollm": ("smollm2-135m", SMOLLM2_135M)}
+_VARIANTS = {"unix": (UNIX, 2), "tcp": (TCP, 2), "w1": (UNIX, 1)}
+"""Transport, and rounds in flight (W)."""
+MAX_ABOVE_MS, MAX_ABOVE_PERCENT = 0.35, 5.0
+"""Aims: above the engine alone, at one sequence and at 256."""
+
+
+async def measure_model(slices: Slices, model: str, names: list[str], sizes: Sizes, config: ModelConfig, device: str) -> None:
+    """All slices of a model, behind one verifier and one engine."""
+    label, _ = _MODELS[model]
+    engine = Engine(config, sizes, device)
+    gc.collect()
+    gc.freeze()  # this process is the client, too
+    print(f"{label}: engine alone: weights {engine.load_s:.1f} s, {len(engine.runner.graph_sizes)} graphs {engine.capture_s:.1f} s", flush=True)
+    with tempfile.TemporaryDirectory(prefix="sw-") as name:
+        folder = Path(name)
+        speculative = SpeculativeConfig(num_speculative_tokens=sizes.num_draft_tokens)
+        verifier = verifier_config(folder, save_shape(config, folder / label), sizes, device, speculative)
+        drafter = drafter_config(folder, sizes, "cpu", speculative)
+        async with serve_peers(folder, sizes, config.vocab_size, verifier, drafter) as peers:
+            for slice_name in names:
+                transport, num_rounds = _VARIANTS[slice_name.partition("-")[2]]
+                with slices.open(slice_name) as part:
+                    part.note(model=label, transport=transport, max_outstanding_rounds=num_rounds)
+                    await measure_variant(part, peers, engine, label, transport, num_rounds)
+
+
+async def measure_variant(part: Slice, peers: Peers, engine: Engine, label: str, transport: str, num_rounds: int) -> None:
+    """Every number of sequences through one coordinator, then the traces."""
+    sizes = peers.sizes
+    traced: list[tuple[dict[str, Any], TraceKey, list[tuple[int, int]]]] = []
+    async with serve_coordinator(peers, transport, no_drafts(sizes), max_outstanding_rounds=num_rounds) as served:
+        for count in sizes.concurrency:
+            row = await compare(served, engine, label, count)
+            key = TraceKey.random()
+            generated = await served.generate(count, sizes.num_steps + 1, traceparent=key.traceparent)
+            traced.append((row, key, generated.arrivals))
+            part.add(row)
+    spans = await read_traces(peers.trace_file, [key for _, key, _ in traced])
+    for row, key, arrivals in traced:
+        row |= break_down(spans[key.hex], arrivals)
+    part.note(breakdown="traces of the first request of one more batch")
+
+
+async def compare(served: Served, engine: Engine, label: str, count: int) -> dict[str, Any]:
+    """Engine and services in turns."""
+    sizes = served.peers.sizes
+    engine.prefill(count)
+    engine.decode(count)
+    await served.generate(count, sizes.num_steps + 1)
+    alone_s, first_s, total_s = [], [], []
+    for _ in range(sizes.num_repeats):
+        engine.prefill(count)
+        alone_s.append(engine.decode(count))
+        first_s.append((await served.generate(count, 1)).seconds)
+        total_s.append((await served.generate(count, sizes.num_steps + 1)).seconds)
+    status = await served.status()
+    step_ms, engine_ms = ((seconds / sizes.num_steps) * 1e3 for seconds in (min(total_s) - min(first_s), min(alone_s)))
+    tok_s, peer_tok_s = count * 1e3 / step_ms, peer.PLAIN_TOK_S[label].get(count)
+    above_percent = 100 * (step_ms / engine_ms - 1)
+    row: dict[str, Any] = {"c": count, "step_ms": step_ms, "engine_ms": engine_ms, "above_ms": step_ms - engine_ms, "above_percent": above_percent}
+    if count in (1, 256):
+        aim = f"<= {MAX_ABOVE_MS} ms" if count == 1 else f"<= {MAX_ABOVE_PERCENT:g}%"
+        row |= {"aim": aim, "is_met": step_ms - engine_ms <= MAX_ABOVE_MS if count == 1 else above_percent <= MAX_ABOVE_PERCENT}
+    row |= {"tok_s": tok_s, "peer_tok_s": peer_tok_s, "x_peer": tok_s / peer_tok_s if peer_tok_s else None, "first_token_s": min(first_s)}
+    row |= {"engine_s_of_repeats": alone_s, "first_token_s_of_repeats": first_s, "total_s_of_repeats": total_s}
+    return row | {"coordinator_step": asdict(status.lanes[0].times)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures the slices asked for."""
+    parser = make_parser(__doc__ or "", SLICES)
+    add_sizes(parser)
+    slices, options = Slices.parse("services", parser, arguments)
+    sizes = chosen_sizes(options)
+    pending = slices.pending()
+    for model, (_, config) in _MODELS.items():
+        names = [name for name in pending if name.startswith(f"{model}-")]
+        if names:
+            uvloop.run(measure_model(slices, model, names, sizes, TINY if options.tiny else config, options.device))
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

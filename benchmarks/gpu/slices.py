@@ -1,0 +1,170 @@
+"""Slices of a GPU benchmark: each is a file of results, written after every row, and not measured again once it is complete."""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.report import describe_machine, describe_versions, print_table
+
+RESULTS = Path(__file__).parent.parent / "results" / "gpu"
+
+
+def make_parser(text: str, slices: Mapping[str, int]) -> argparse.ArgumentParser:
+    """The options that all these benchmarks have.
+
+    Args:
+        text: what the benchmark measures.
+        slices: their names, and about how many seconds each takes on an H200.
+    """
+    listed = ", ".join(f"{name} {seconds} s" for name, seconds in slices.items())
+    parser = argparse.ArgumentParser(
+        description=text, epilog=f"slices, on an H200: {listed}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=list(slices), default=list(slices), metavar="SLICE", help="slices; all if none is named")
+    parser.add_argument("--again", action="store_true", help="measure slices again that are complete")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu with --tiny")
+    parser.add_argument("--tiny", action="store_true", help="the same code on tiny random models, to try it; the figures say nothing")
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of the results; OUT in the environment, or results/gpu")
+    parser.add_argument("--commit", default="", help="what is measured, where there is no checkout; results of another commit are measured again")
+    return parser
+
+
+class Slices:
+    """The slices that were asked for.
+
+    Args:
+        benchmark: its module in benchmarks.gpu.
+        options: of `make_parser`'s parser.
+        arguments: the command line that they are from.
+    """
+
+    @classmethod
+    def parse(cls, benchmark: str, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> "tuple[Slices, argparse.Namespace]":
+        """Of a command line, by default the process's own."""
+        given = sys.argv[1:] if arguments is None else arguments
+        options = parser.parse_args(given)
+        return cls(benchmark, options, given), options
+
+    def __init__(self, benchmark: str, options: argparse.Namespace, arguments: Sequence[str]) -> None:
+        if options.device == "cpu" and not options.tiny:
+            raise SystemExit("--device cpu would take hours with models of real sizes; add --tiny")
+        if options.tiny and options.out is None:
+            raise SystemExit("--tiny needs --out: its figures must not lie among the results")
+        self._benchmark = benchmark
+        self._folder = Path(options.out or RESULTS)
+        self._only, self._again = options.only, options.again
+        versions = describe_versions()
+        self._header: dict[str, Any] = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": describe_command(benchmark, arguments),
+            "machine": describe_machine() | (_describe_gpu() if options.device != "cpu" else {}),
+            "versions": versions | {"triton": _version("triton"), "specwire": options.commit or versions["specwire"]},
+            "is_tiny": options.tiny,
+        }
+
+    def pending(self) -> list[str]:
+        """Those that are not complete, or are to be measured again; says which are left out."""
+        pending = []
+        for name in self._only:
+            done = None if self._again else next(filter(None, map(self._find_complete, {self._path(name), RESULTS / self._path(name).name})), None)
+            if done is None:
+                pending.append(name)
+            else:
+                print(f"{self._benchmark} {name}: measured on {done['date']}; --again measures it again", flush=True)
+        return pending
+
+    def open(self, name: str) -> "Slice":
+        """Begins to measure one."""
+        return Slice(f"{self._benchmark} {name}", self._path(name), {"benchmark": f"gpu/{self._benchmark}-{name}", **self._header})
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{self._benchmark}-{name}.json"
+
+    def _find_complete(self, path: Path) -> dict[str, Any] | None:
+        if not path.is_file():
+            return None
+        found = json.loads(path.read_text())
+        same = found.get("is_tiny") == self._header["is_tiny"] and found["versions"]["specwire"] == self._header["versions"]["specwire"]
+        return found if same and found.get("is_complete") else None
+
+
+class Slice:
+    """One file of results. A context that ends well makes it complete."""
+
+    def __init__(self, label: str, path: Path, header: Mapping[str, Any]) -> None:
+        self._label, self._path = label, path
+        self._figures: dict[str, Any] = {**header, "is_complete": False}
+        self._started_s = time.monotonic()
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Another row; shown and written at once."""
+        self.rows.append(row)
+        self._write()
+        print(f"[{time.monotonic() - self._started_s:5.0f} s] {self._label}: {_shown(row)}", flush=True)
+
+    def note(self, **figures: Any) -> None:
+        """Figures beside the rows."""
+        self._figures |= figures
+        self._write()
+        print(f"[{time.monotonic() - self._started_s:5.0f} s] {self._label}: {_shown(figures)}", flush=True)
+
+    def __enter__(self) -> "Slice":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._figures |= {"is_complete": True, "duration_s": round(time.monotonic() - self._started_s, 1)}
+            self._write()
+            show_rows(self.rows)
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps({**self._figures, "rows": self.rows}, indent=1) + "\n")
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the numbers and names of the rows as a table; lists and nested figures are in the file alone."""
+    header = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, (list, dict))))
+    if header:
+        print_table(header, [[_cell(row.get(key, "")) for key in header] for row in rows])
+
+
+def describe_command(benchmark: str, arguments: Sequence[str]) -> str:
+    """The command line; of paths outside the checkout only the name."""
+    return shlex.join(["python", "-m", f"benchmarks.gpu.{benchmark}", *(re.sub(r"(^|=)/.*/", r"\1", argument) for argument in arguments)])
+
+
+def _describe_gpu() -> dict[str, str]:
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    return {"gpu": torch.cuda.get_device_name(), "driver": driver}
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _shown(figures: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {_cell(value)}" for key, value in figures.items() if not isinstance(value, (list, dict)))
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
