@@ -61,6 +61,7 @@ class VerifierConfig:
     num_kv_blocks: int = option(0, "KV blocks; 0 = as many as kv_cache_memory holds", low=0)
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
+    use_cuda_graphs: bool = option(True, "on CUDA run rounds as captured graphs; no = kernel by kernel, to look for faults")
     grace_s: float = option(10.0, "most seconds from SIGTERM until the coordinator has gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)

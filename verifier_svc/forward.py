@@ -1,4 +1,4 @@
-"""One forward pass over planned segments, then sampling and acceptance."""
+"""Rounds on a model runner: computed where they are launched, so nothing is ever on its way. The CPU's way."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,72 @@ import torch
 
 from specwire.engine import batch
 from specwire.engine.block_manager import BlockManager
+from specwire.engine.graphs.runner import RoundCounts
+from specwire.engine.kv_cache import KVCache
 from specwire.engine.runner import ModelRunner
 from specwire.engine.sampling.segments import SegmentRows, SegmentTokens, sample_segments
+from specwire.engine.sampling.slot import SlotSampling
 
 from .plan import Segment
+from .slots import Slot
+
+
+class ModelExecutor:
+    """See `Executor`."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.counts = RoundCounts()
+
+    @property
+    def kv_cache(self) -> KVCache:
+        return self._runner.kv_cache
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.model.device
+
+    def open(self, slot: Slot) -> None:
+        """See `Executor.open`."""
+
+    def close(self, slot: Slot) -> None:
+        """See `Executor.close`."""
+
+    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
+        """Never: results only wait to be read."""
+        return False
+
+    def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> "ComputedRound":
+        """Computes the round."""
+        outputs = run_segments(self._runner, blocks, segments)
+        num_tokens = sum(segment.num_tokens for segment in segments)
+        self.counts.num_eager_rounds += 1
+        self.counts.num_tokens += num_tokens
+        self.counts.num_padded_tokens += num_tokens
+        return ComputedRound(outputs)
+
+
+class ComputedRound:
+    """See `PendingRound`."""
+
+    def __init__(self, outputs: list[SegmentTokens]) -> None:
+        self._outputs = outputs
+
+    def is_done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+    def results(self) -> list[SegmentTokens]:
+        """See `PendingRound.results`."""
+        return self._outputs
 
 
 def run_segments(runner: ModelRunner, blocks: BlockManager, segments: Sequence[Segment]) -> list[SegmentTokens]:
     """Computes all segments in one ragged batch; their blocks are reserved. One output a segment, in order: without tokens for a prefill
     chunk that ends early; is_bad also where the model's hidden states are NaN or infinite."""
-    if not segments:
-        return []
     ragged = runner.batch([batch.Segment(s.token_ids, s.start_position, blocks.block_table(s.slot.slot)) for s in segments])
     hidden = runner.forward(ragged)
     ends = ragged.row_starts[1:]

@@ -2,11 +2,14 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specwire.config import VerifierConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.graphs.runner import RoundRunner
+from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import NUMERICS_VERSION, Decoder
 from specwire.engine.models.loader import check_device, open_model
@@ -16,7 +19,10 @@ from specwire.messages import ServiceDescription, TokenizerSpec
 from specwire.tokenizer import Tokenizer
 from specwire.version import build_version
 
+from .executor import Executor
+from .forward import ModelExecutor
 from .profile import measure_verify_cost
+from .round_executor import RoundExecutor
 from .slots import VerifierLimits
 from .verifier import Verifier
 
@@ -24,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _SAMPLING_VERSION = 1
 """Raised whenever a change of sampling or acceptance may change a token of a given logit row."""
+
+
+_PROGRESS_S = 2.0
+"""Between two log lines of the capture of graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ def load_verifier(config: VerifierConfig, instance_id: str) -> LoadedVerifier:
         time.monotonic() - started,
     )
     return LoadedVerifier(
-        verifier=Verifier(runner, limits, enable_prefix_cache=config.enable_prefix_caching),
+        verifier=Verifier(_make_executor(config, runner, limits), limits, enable_prefix_cache=config.enable_prefix_caching),
         description=description,
         tokenizer=replace(tokenizer, max_model_len=limits.max_model_len) if tokenizer is not None else None,
     )
@@ -104,6 +114,31 @@ def _make_kv_cache(config: VerifierConfig, model: Decoder) -> KVCache:
     if num_blocks < 1:
         raise InvalidArgumentError(f"kv_cache_memory is {config.kv_cache_memory} bytes, but one KV block takes {bytes_per_block}; raise it")
     return KVCache(model.config, num_blocks, model.dtype, model.device)
+
+
+def _make_executor(config: VerifierConfig, runner: ModelRunner, limits: VerifierLimits) -> Executor:
+    """What runs the rounds: on CUDA the round runner, its graphs captured."""
+    if runner.model.device.type != "cuda":
+        return ModelExecutor(runner)
+    sizes = RoundLimits(limits.max_num_seqs, limits.max_num_draft_tokens, limits.max_num_batched_tokens, limits.max_model_len)
+    rounds = RoundRunner(runner.model, runner.kv_cache, sizes, num_in_flight=config.max_outstanding_rounds, use_graphs=config.use_cuda_graphs)
+    started = time.monotonic()
+    rounds.capture(_progress_log())
+    logger.info("captured %d graphs of up to %d tokens in %.1f s", len(rounds.graph_sizes), rounds.graph_sizes[-1], time.monotonic() - started)
+    return RoundExecutor(rounds, runner.kv_cache, runner.model.device, limits.max_num_seqs)
+
+
+def _progress_log() -> Callable[[int, int], None]:
+    """Logs how far the capture is, now and then."""
+    due = time.monotonic() + _PROGRESS_S
+
+    def log(done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PROGRESS_S
+            logger.info("captured %d of %d graphs", done, total)
+
+    return log
 
 
 def _limits(config: VerifierConfig, runner: ModelRunner) -> VerifierLimits:

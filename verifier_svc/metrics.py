@@ -24,6 +24,10 @@ PREFIX_HITS = _counter("prefix_cache_hit_tokens", "tokens of opened sequences th
 SESSIONS = _counter("sessions", "Verify streams of coordinators that were let in")
 TAKEOVERS = _counter("takeovers", "sessions that ended because the same coordinator opened another one")
 REFUSED = _counter("refused_sessions", "Verify streams that were not let in")
+GRAPH_ROUNDS = _counter("graph_rounds", "rounds that ran as one captured graph")
+EAGER_ROUNDS = _counter("eager_rounds", "rounds that ran kernel by kernel: with a chunk longer than a graph takes, or where there are no graphs")
+OUTSIDE_ROWS = _counter("rows_sampled_outside", "rows that were sampled behind the graph, which waits for the device")
+WAITS = _counter("waits", "rows that could be planned only once the rounds ahead of them were read")
 FAULTS = _counter("faults", "rounds that failed for no reason of their own")
 FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
@@ -34,12 +38,14 @@ HELD = _gauge("held", "1 while a coordinator holds this verifier")
 OPEN = _gauge("open_sequences", "open slots")
 BLOCKS = _gauge("kv_blocks", "KV blocks")
 BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks that can't be taken now")
-FORWARD = _histogram("forward_seconds", "running a round: planning its rows, forward pass, sampling, acceptance")
+IN_FLIGHT = _gauge("rounds_in_flight", "rounds that were launched and are not read")
+FORWARD = _histogram("forward_seconds", "running a round, once the round before it is done: planning its rows, forward pass, sampling, acceptance")
 QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS,
-    FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, HELD, OPEN, BLOCKS, BLOCKS_USED, FORWARD, QUEUE,
+    ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, GRAPH_ROUNDS, EAGER_ROUNDS,
+    OUTSIDE_ROWS, WAITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, HELD, OPEN, BLOCKS,
+    BLOCKS_USED, IN_FLIGHT, FORWARD, QUEUE,
 )  # fmt: skip
 
 
@@ -90,6 +96,10 @@ class VerifierMetrics:
             (ACCEPTED_TOKENS, 0 if verifier is None else verifier.counts.num_accepted_tokens),
             (PREFIX_TOKENS, 0 if verifier is None else verifier.counts.num_looked_up_tokens),
             (PREFIX_HITS, 0 if verifier is None else verifier.counts.num_cached_tokens),
+            (GRAPH_ROUNDS, 0 if verifier is None else verifier.round_counts.num_graph_rounds),
+            (EAGER_ROUNDS, 0 if verifier is None else verifier.round_counts.num_eager_rounds),
+            (OUTSIDE_ROWS, 0 if verifier is None else verifier.round_counts.num_rows_sampled_outside),
+            (WAITS, 0 if verifier is None else verifier.num_waits),
             (SESSIONS, self.num_sessions),
             (TAKEOVERS, self.num_takeovers),
             (REFUSED, self.num_refused),
@@ -103,6 +113,7 @@ class VerifierMetrics:
             (OPEN, 0 if verifier is None else verifier.num_open_slots),
             (BLOCKS, num_blocks),
             (BLOCKS_USED, 0 if verifier is None else num_blocks - verifier.num_free_blocks),
+            (IN_FLIGHT, 0 if verifier is None else verifier.num_unread_rounds),
         ):
             yield Sample(metric, (), value)
         yield Sample(FORWARD, (), self.forward)

@@ -18,10 +18,13 @@ class Segment:
     num_known: int
     draft_tokens: list[int]
     samples: bool  # whether it reaches the end of the known tokens, and so emits
+    from_device: bool = False  # the first token is the slot's last one, which is not read yet
 
     @property
     def token_ids(self) -> list[int]:
-        """What goes through the model."""
+        """What goes through the model; 0 stands for a token that is not read yet."""
+        if self.from_device:
+            return [0]
         return self.slot.token_ids[self.start_position : self.start_position + self.num_known] + self.draft_tokens
 
     @property
@@ -37,18 +40,21 @@ class Segment:
 def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segment | None:
     """The segment of a fresh row of a live slot; None for a queued prefill chunk that finds nothing left.
 
+    Args:
+        slot: without unread drafts; without unread tokens, too, if the row names its first token.
+
     Raises:
         InvalidArgumentError: the row is BAD.
     """
     if row.token_budget:
         _check_prefill(row)
-        num_tokens = min(row.token_budget, slot.num_opened_tokens - slot.num_computed_tokens)
+        num_tokens = min(row.token_budget, slot.num_opened_tokens - slot.num_launched_tokens)
         if num_tokens <= 0:
             return None
-        samples = slot.num_computed_tokens + num_tokens == slot.num_opened_tokens
-        return Segment(slot, slot.num_computed_tokens, num_tokens, [], samples)
+        samples = slot.num_launched_tokens + num_tokens == slot.num_opened_tokens
+        return Segment(slot, slot.num_launched_tokens, num_tokens, [], samples)
     _check_decode(slot, row, limits)
-    return Segment(slot, row.base_len - 1, 1, row.draft_tokens, samples=True)
+    return Segment(slot, row.base_len - 1, 1, row.draft_tokens, samples=True, from_device=slot.num_unread_tokens > 0)
 
 
 def _check_prefill(row: VerifyRow) -> None:
@@ -62,12 +68,12 @@ def _check_prefill(row: VerifyRow) -> None:
 
 
 def _check_decode(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> None:
-    num_tokens, num_drafts = len(slot.token_ids), len(row.draft_tokens)
+    num_tokens, num_drafts = slot.num_tokens, len(row.draft_tokens)
     if row.base_len != num_tokens:
         raise InvalidArgumentError(f"base_len is {row.base_len}, but the verifier's sequence has {num_tokens} tokens; reopen it in a new epoch")
-    if slot.num_computed_tokens != num_tokens - 1:
+    if slot.num_launched_tokens != num_tokens - 1:
         raise InvalidArgumentError(
-            f"a decode row at token {num_tokens - 1} needs all tokens before it, but only {slot.num_computed_tokens} are computed; "
+            f"a decode row at token {num_tokens - 1} needs all tokens before it, but only {slot.num_launched_tokens} are computed; "
             "send prefill rows first"
         )
     if row.from_round:

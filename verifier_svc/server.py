@@ -21,6 +21,7 @@ from specwire.wire import verify
 
 from .metrics import VerifierMetrics
 from .session import SessionGate, VerifySession
+from .worker import RoundWorker
 
 if TYPE_CHECKING:  # loading brings torch, which takes seconds; the addresses are bound and answer before that
     from .loading import LoadedVerifier
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specwire.v1.VerifierService"
 _LAST_WAIT_S = 1.0
-"""What the worker thread gets at the end to finish what it does."""
+"""What the worker threads get at the end to finish what they do."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
@@ -108,7 +109,7 @@ class VerifierServer:
 
     Args:
         addresses: where to listen.
-        load: makes the verifier; runs in the worker thread, which owns it from then on.
+        load: makes the verifier; runs in the thread that will launch its rounds.
         instance_id: of this process.
         max_outstanding_rounds: W.
         max_message_bytes: bound of one message either way.
@@ -130,7 +131,8 @@ class VerifierServer:
         self._tracer = tracer
         self._instance_id = instance_id
         self._max_outstanding_rounds = max_outstanding_rounds
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
+        self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-reader")
         self.metrics = VerifierMetrics(tracer)
         self._servicer = VerifierServicer()
         self._gate: SessionGate | None = None
@@ -154,8 +156,9 @@ class VerifierServer:
 
     async def load(self) -> None:
         """Loads the verifier, then serves. Raises what loading raises."""
-        loaded = await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
-        self._gate = SessionGate(loaded.verifier, self._worker, self._instance_id, self._max_outstanding_rounds, self.metrics, self._tracer)
+        loaded = await asyncio.get_running_loop().run_in_executor(self._launcher, self._load)
+        worker = RoundWorker(loaded.verifier, self._launcher, self._reader, self.metrics, self._tracer)
+        self._gate = SessionGate(worker, self._instance_id, self._max_outstanding_rounds, self.metrics)
         self.metrics.loaded(loaded.verifier)
         self._servicer.serve(loaded, self._gate)
         await self._server.set_serving(True)
@@ -178,15 +181,19 @@ class VerifierServer:
             logger.warning("the coordinator has not left within %g s of grace", grace_s)
 
     async def stop(self, grace_s: float = 5.0) -> bool:
-        """NOT_SERVING, outstanding rounds are answered, streams end; False if the worker thread is still busy then."""
+        """NOT_SERVING, outstanding rounds are answered, streams end; False if the worker threads are still busy then."""
         await self._server.set_serving(False)
         if self._gate is not None:
             self._gate.shut()
         await self._server.stop(grace_s)
         if self._gate is not None:
             self._gate.evict()
-        ended = asyncio.create_task(asyncio.to_thread(self._worker.shutdown))
+        ended = asyncio.create_task(asyncio.to_thread(self._end_threads))
         await asyncio.wait((ended,), timeout=_LAST_WAIT_S)
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
         return ended.done()
+
+    def _end_threads(self) -> None:
+        self._launcher.shutdown()  # what it launches last is read by the other one
+        self._reader.shutdown()

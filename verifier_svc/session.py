@@ -1,26 +1,16 @@
-"""Who may use the verifier, and the queue of rounds between an event loop and the one thread that owns the model.
-
-Everything here runs in the event loop, except `VerifySession._run` and the verifier's own methods, which run in the worker thread.
-"""
+"""Who may use the verifier, and the queue of rounds between an event loop and the threads that run them. Everything here runs in the event loop."""
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
 
 from specwire.errors import AbortedError, FailedPreconditionError, InternalError, InvalidArgumentError, SpecwireError, UnavailableError
-from specwire.messages import Hello, RoundTiming, VerifyResult, VerifyRound, Welcome
-from specwire.tracing import Tracer
+from specwire.messages import Hello, VerifyResult, VerifyRound, Welcome
 
 from .metrics import VerifierMetrics
-from .spans import trace_forward
-
-if TYPE_CHECKING:
-    from .verifier import Verifier
+from .worker import RoundWorker
 
 logger = logging.getLogger(__name__)
 
@@ -33,33 +23,18 @@ class VerifySession:
     """One Verify stream: rounds in, answers out, in order and at most `max_outstanding_rounds` at a time.
 
     Args:
-        verifier: runs the rounds.
-        worker: an executor of one thread, which owns the verifier.
+        worker: runs the rounds.
         hello: who opened the stream.
         max_outstanding_rounds: W.
-        metrics: takes the times of rounds.
         count: takes every answer to rows, or the fault in its place.
-        tracer: takes the spans of rounds.
     """
 
-    def __init__(
-        self,
-        verifier: "Verifier",
-        worker: Executor,
-        hello: Hello,
-        max_outstanding_rounds: int,
-        metrics: VerifierMetrics,
-        count: Callable[[VerifyResult | Exception], None],
-        tracer: Tracer | None = None,
-    ) -> None:
+    def __init__(self, worker: RoundWorker, hello: Hello, max_outstanding_rounds: int, count: Callable[[VerifyResult | Exception], None]) -> None:
         self.hello = hello
-        self._metrics = metrics
         self._count = count
-        self._tracer = tracer
         self.max_outstanding_rounds = max_outstanding_rounds
-        self._verifier = verifier
         self._worker = worker
-        self._queued: deque[VerifyRound] = deque()  # appended here, taken by the worker
+        self._queued: deque[VerifyRound] = deque()  # not launched yet
         self._answers: asyncio.Queue[asyncio.Future[VerifyResult] | VerifyResult | BaseException | None] = asyncio.Queue()
         self._unanswered: deque[asyncio.Future[VerifyResult]] = deque()
         self._last_round = 0
@@ -83,8 +58,7 @@ class VerifySession:
                 f"{self.max_outstanding_rounds} here; wait for an answer first"
             )
         self._last_round = request.round
-        self._queued.append(request)
-        answer = asyncio.get_running_loop().run_in_executor(self._worker, self._run, request, time.time_ns())
+        answer = asyncio.wrap_future(self._worker.run(request, self._queued))
         self._unanswered.append(answer)
         self._answers.put_nowait(answer)
 
@@ -121,54 +95,29 @@ class VerifySession:
             self._answers.put_nowait(error)
 
     def fail(self, error: SpecwireError) -> None:
-        """Ends the session now: rounds that have not started are dropped, a running one is not answered."""
+        """Ends the session now: rounds that are not launched are dropped, the others are not answered."""
         self._is_closed = True
         self._failure = error
         for answer in self._unanswered:
             answer.cancel()
         self._answers.put_nowait(error)
 
-    def _run(self, request: VerifyRound, received_ns: int) -> VerifyResult:
-        started_ns = time.time_ns()
-        self._queued.popleft()
-        try:
-            result = self._verifier.launch(request)
-        except Exception as error:
-            trace_forward(self._tracer, request, RoundTiming(received_ns, started_ns, time.time_ns()), error)
-            raise
-        timing = RoundTiming(received_ns, started_ns, time.time_ns())
-        self._metrics.round_run(timing)
-        trace_forward(self._tracer, request, timing, result)
-        return replace(result, promised_blocks=self._verifier.num_promised_blocks(tuple(self._queued)), timing=timing)
-
 
 class SessionGate:
     """Lets one coordinator in at a time (design section 1).
 
     Args:
-        verifier: what the sessions use.
-        worker: an executor of one thread, which owns the verifier.
+        worker: runs the sessions' rounds.
         instance_id: of this verifier.
         max_outstanding_rounds: W of this side.
         metrics: counts sessions and faults.
-        tracer: takes the spans of rounds.
 
     Attributes:
         is_free: nobody holds the verifier.
         broken: fails with InternalError once rounds keep failing.
     """
 
-    def __init__(
-        self,
-        verifier: "Verifier",
-        worker: Executor,
-        instance_id: str,
-        max_outstanding_rounds: int,
-        metrics: VerifierMetrics,
-        tracer: Tracer | None = None,
-    ) -> None:
-        self._verifier = verifier
-        self._tracer = tracer
+    def __init__(self, worker: RoundWorker, instance_id: str, max_outstanding_rounds: int, metrics: VerifierMetrics) -> None:
         self._worker = worker
         self._instance_id = instance_id
         self._max_outstanding_rounds = max_outstanding_rounds
@@ -199,12 +148,12 @@ class SessionGate:
             self.leave(self._holder, text)
         max_outstanding_rounds = min(self._max_outstanding_rounds, hello.max_outstanding_rounds)
         self.is_free.clear()
-        self._holder = VerifySession(self._verifier, self._worker, hello, max_outstanding_rounds, self._metrics, self._count, self._tracer)
+        self._holder = VerifySession(self._worker, hello, max_outstanding_rounds, self._count)
         self._metrics.num_sessions += 1
         self._metrics.is_held = True
         logger.info("coordinator %s, incarnation %d, holds this verifier; W = %d", hello.coordinator_id, hello.incarnation, max_outstanding_rounds)
         # Slots of earlier sessions close before the first round of this one can start, so all blocks are free to it.
-        return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._verifier.num_blocks)
+        return self._holder, Welcome(self._instance_id, max_outstanding_rounds, self._worker.num_blocks)
 
     def _check(self, hello: Hello) -> None:
         """Raises what `enter` raises."""
@@ -230,14 +179,14 @@ class SessionGate:
             )
 
     def leave(self, session: VerifySession, reason: str = "its stream ended") -> None:
-        """Ends a session: queued rounds are dropped, then its slots close. Later calls for the same session do nothing."""
+        """Ends a session: queued rounds are dropped, launched ones finish, then its slots close. Later calls for the same session do nothing."""
         if session is not self._holder:
             return
         self._holder = None
         self._metrics.is_held = False
         self.is_free.set()
         session.fail(AbortedError(reason))
-        self._worker.submit(self._verifier.reset).add_done_callback(_log_failure)
+        self._worker.reset().add_done_callback(_log_failure)
         logger.info(
             "coordinator %s, incarnation %d, no longer holds this verifier: %s", session.hello.coordinator_id, session.hello.incarnation, reason
         )

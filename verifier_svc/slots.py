@@ -1,6 +1,6 @@
 """The sequences that a verifier holds, one a slot, and what it takes to open one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,25 +32,55 @@ class VerifierLimits:
     synthetic_rates: tuple[float, ...] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence. Its KV is computed up to `num_computed_tokens`; a sampled token's KV is computed by the row that follows it."""
+    """One sequence. Its KV is computed up to `num_computed_tokens`; a sampled token's KV is computed by the row that follows it.
+
+    A launched round moves `last_*`, `num_launched_tokens` and `num_unread_*` on; everything else is as of the last round that was read.
+    """
 
     slot: int
     epoch: int
-    token_ids: list[int]  # all known: prompt, committed output, and what was sampled here
+    token_ids: list[int]  # all that are read: prompt, committed output, and what was sampled here
     num_opened_tokens: int  # how many of them Open brought: prefill ends there
     sampling: SlotSampling | None  # None iff Open itself was bad
     num_computed_tokens: int = 0  # final ones, without rejected drafts
     num_cached_tokens: int = 0
+    num_launched_tokens: int = 0  # final ones once all launched rounds are read, but for drafts that these accept
+    num_unread_rows: int = 0  # rows of launched rounds that are not read
+    num_unread_tokens: int = 0  # next tokens that these sample
     last_round: int = 0  # the last round whose row of this slot ran
     last_num_drafts: int = 0  # drafts of that row
+    is_closed: bool = False
+    cached_blocks: list[tuple[int, bytes]] = field(default_factory=list)  # what the prefix cache had of it when it was closed with rows unread
     error: str = ""  # why the slot is dead; empty while it lives
+    error_round: int = 0  # the round that found it; rows of later rounds are answered with it
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence once all launched rounds are read, but for drafts that these accept."""
+        return len(self.token_ids) + self.num_unread_tokens
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether everything that Open brought is computed, so that the last known token was sampled here."""
-        return self.num_computed_tokens >= self.num_opened_tokens
+        """Whether launched rounds compute everything that Open brought, so that the last token is one sampled here."""
+        return self.num_launched_tokens >= self.num_opened_tokens
+
+    def launch(self, round_number: int, num_known: int, num_drafts: int, *, samples: bool) -> None:
+        """A row of these tokens is launched."""
+        self.num_launched_tokens += num_known
+        self.num_unread_rows += 1
+        self.num_unread_tokens += samples
+        self.last_round, self.last_num_drafts = round_number, num_drafts
+
+    def is_dead_in(self, round_number: int) -> bool:
+        """Whether an earlier round has found out that the slot is dead."""
+        return bool(self.error) and self.error_round < round_number
+
+    def kill(self, error: str, round_number: int) -> None:
+        """The slot is dead from this round on. Rounds are planned before those ahead of them are read: the earliest one's error counts."""
+        if not self.error or round_number < self.error_round:
+            self.error, self.error_round = error, round_number
 
 
 def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device) -> Slot:

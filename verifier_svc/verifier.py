@@ -1,6 +1,14 @@
 """The verifier: opens sequences in slots, runs rounds of ragged rows through the target model, samples and accepts.
 
 Nothing that knows of streams, coordinators, clocks or threads may be added here: a round goes in, its answer comes out, in order.
+
+A round may be launched before those ahead of it are read. Lengths are known at its launch, which is all that most rows need; a row that follows
+drafts, names its first token, or is sampled where its sequence's tokens must be known, has the rounds ahead of it read first. What a row answers
+is settled when its round is read, so answers are as if rounds ran one by one.
+
+A close frees the slot's blocks at once, though launched rounds may still write them: rounds run in the order of their launches, so whoever gets
+such a block next writes after them and reads only what it wrote. The prefix cache has only blocks whose tokens were read and found good. Nobody
+writes these again, and unread rounds of a closed slot add none.
 """
 
 import logging
@@ -9,18 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specwire.engine.block_manager import BlockManager
-from specwire.engine.runner import ModelRunner
-from specwire.engine.sampling.segments import SegmentTokens
+from specwire.engine.graphs.runner import RoundCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
-from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRowResult
+from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
 
-from .forward import run_segments
+from .executor import Executor
+from .launched import LaunchedRound, Unrun
 from .plan import Segment, plan_row
+from .reader import RoundReader, TokenCounts
 from .slots import Slot, VerifierLimits, open_slot
 
 logger = logging.getLogger(__name__)
-
-_BAD_NUMBERS = "the model's logits are NaN or infinite, or no token was left to sample; the request cannot go on"
 
 
 @dataclass(slots=True)
@@ -31,36 +38,25 @@ class _Tally:
     num_tokens: int = 0
 
 
-@dataclass(slots=True)
-class TokenCounts:
-    """Tokens since the start, of all sessions."""
-
-    num_tokens: int = 0  # through the model
-    num_padded_tokens: int = 0  # the same, with padding
-    num_draft_tokens: int = 0  # verified ones
-    num_accepted_tokens: int = 0
-    num_looked_up_tokens: int = 0  # of opened sequences, in the prefix cache
-    num_cached_tokens: int = 0  # those that it had
-
-
 class Verifier:
-    """All sequences of one session on one model. Not thread-safe: one thread owns it.
+    """All sequences of one session on one model. Not thread-safe: one thread uses it at a time.
 
     Args:
-        runner: the target model and its KV cache.
+        executor: runs the target model; it bounds how many rounds may be launched and not read.
         limits: what is accepted.
         enable_prefix_cache: reuse the KV of equal prefixes of equal tenants.
     """
 
-    def __init__(self, runner: ModelRunner, limits: VerifierLimits, *, enable_prefix_cache: bool = True) -> None:
+    def __init__(self, executor: Executor, limits: VerifierLimits, *, enable_prefix_cache: bool = True) -> None:
         self.limits = limits
-        self.num_rows: Counter[RowStatus] = Counter()
-        """Rows answered so far, by status."""
         self.counts = TokenCounts()
+        self.num_waits = 0
+        """Rows that were planned only once the rounds ahead of them were read."""
         self._looks_up_prefixes = enable_prefix_cache
-        self._runner = runner
-        self._blocks = BlockManager(runner.kv_cache.num_blocks, runner.kv_cache.block_size, enable_prefix_cache=enable_prefix_cache)
+        self._executor = executor
+        self._blocks = BlockManager(executor.kv_cache.num_blocks, executor.kv_cache.block_size, enable_prefix_cache=enable_prefix_cache)
         self._slots: dict[int, Slot] = {}
+        self._reader = RoundReader(self._blocks, self.counts)
 
     @property
     def num_blocks(self) -> int:
@@ -75,8 +71,23 @@ class Verifier:
     def num_open_slots(self) -> int:
         return len(self._slots)
 
-    def launch(self, request: VerifyRound) -> VerifyResult:
-        """Runs one round: closes, opens, then all rows in one batch. Every row is answered, in order.
+    @property
+    def num_unread_rounds(self) -> int:
+        """Launched ones whose results nobody has looked at."""
+        return len(self._reader.unread)
+
+    @property
+    def num_rows(self) -> Counter[RowStatus]:
+        """Rows answered so far, by status."""
+        return self._reader.num_rows
+
+    @property
+    def round_counts(self) -> RoundCounts:
+        """Of the executor."""
+        return self._executor.counts
+
+    def launch(self, request: VerifyRound) -> LaunchedRound:
+        """Starts one round: closes, opens, then all rows in one batch. Every row will be answered, in order.
 
         Raises:
             InvalidArgumentError: an Open of a live slot, or of more slots than max_num_seqs.
@@ -89,29 +100,47 @@ class Verifier:
             self._open(message)
         tally = _Tally()
         planned = [self._plan(request, index, tally) for index in range(len(request.rows))]
-        outputs = iter(run_segments(self._runner, self._blocks, [plan for plan in planned if isinstance(plan, Segment)]))
-        rows = [self._commit(request.round, plan, next(outputs)) if isinstance(plan, Segment) else plan for plan in planned]
-        self.num_rows.update(row.status for row in rows)
-        num_tokens = sum(plan.num_tokens for plan in planned if isinstance(plan, Segment))
-        self.counts.num_tokens += num_tokens
-        self.counts.num_padded_tokens += num_tokens
+        segments = [plan for plan in planned if isinstance(plan, Segment)]
+        num_padded_tokens = self.round_counts.num_padded_tokens
+        pending = self._executor.launch(segments, self._blocks) if segments else None
+        num_padded_tokens = self.round_counts.num_padded_tokens - num_padded_tokens
+        # Only now: a slot must not be ahead of a round that could not be started.
+        for segment in segments:
+            segment.slot.launch(request.round, segment.num_known, len(segment.draft_tokens), samples=segment.samples)
+        self.counts.num_tokens += sum(segment.num_tokens for segment in segments)
+        self.counts.num_padded_tokens += num_padded_tokens
+        launched = LaunchedRound(request, planned, pending, num_padded_tokens)
+        self._reader.unread.append(launched)
+        return launched
+
+    def finish(self, launched: LaunchedRound) -> VerifyResult:
+        """Waits for a round and those ahead of it; its answer. Raises what it failed with: its sequences are dead then."""
+        while not launched.is_read:
+            self._reader.read_oldest()
+        if launched.rows is None:
+            assert launched.error is not None, f"round {launched.request.round} is read without rows or error"
+            raise launched.error
+        request = launched.request
         return VerifyResult(
             session=request.session,
             lane=request.lane,
             round=request.round,
-            rows=rows,
+            rows=launched.rows,
             free_blocks=self.num_free_blocks,
-            num_padded_tokens=num_tokens,
+            num_padded_tokens=launched.num_padded_tokens,
         )
 
     def reset(self) -> None:
-        """Closes all slots; the prefix cache stays."""
+        """Waits for all rounds, then closes all slots; the prefix cache stays."""
+        self._reader.read_all()
         for slot in list(self._slots.values()):
             self._close(SlotRef(slot.slot, slot.epoch))
 
     def num_promised_blocks(self, queued: Sequence[VerifyRound]) -> int:
         """Most blocks that these rounds, received but not launched, can still take from the free ones."""
-        known = {SlotRef(s.slot, s.epoch): (s.num_computed_tokens, s.num_opened_tokens) for s in self._slots.values() if not s.error}
+        if not queued:
+            return 0
+        known = {SlotRef(s.slot, s.epoch): (s.num_launched_tokens, s.num_opened_tokens) for s in self._slots.values() if not s.error}
         num_held = {ref: len(self._blocks.block_table(ref.slot)) for ref in known}
         num_needed: dict[SlotRef, int] = {}
         for request in queued:
@@ -134,6 +163,10 @@ class Verifier:
         for slot in self._slots.values():
             num_final = self._blocks.num_final_tokens(slot.slot)
             assert slot.num_computed_tokens == num_final, f"slot {slot.slot}: {slot.num_computed_tokens} computed, {num_final} final"
+            unread = [segment for launched in self._reader.unread for segment in launched.segments if segment.slot is slot]
+            counts = len(unread), sum(segment.samples for segment in unread), num_final + sum(segment.num_known for segment in unread)
+            kept = slot.num_unread_rows, slot.num_unread_tokens, slot.num_launched_tokens
+            assert slot.error or counts == kept, f"slot {slot.slot}: unread rows, unread tokens, launched tokens are {counts}, kept {kept}"
 
     def _check(self, request: VerifyRound) -> None:
         if request.proposals is not None or request.conditional is not None:
@@ -148,23 +181,33 @@ class Verifier:
             raise InvalidArgumentError(f"{len(live)} slots would be open, but max_num_seqs is {self.limits.max_num_seqs}; close some or raise it")
 
     def _open(self, message: VerifyOpen) -> None:
-        slot = open_slot(message, self.limits, self._runner.model.device)
-        slot.num_cached_tokens = slot.num_computed_tokens = self._blocks.open(slot.slot, slot.token_ids, message.tenant_cache_key)
+        slot = open_slot(message, self.limits, self._executor.device)
+        slot.num_cached_tokens = slot.num_computed_tokens = slot.num_launched_tokens = self._blocks.open(
+            slot.slot, slot.token_ids, message.tenant_cache_key
+        )
         self._slots[slot.slot] = slot
         if self._looks_up_prefixes:
             self.counts.num_looked_up_tokens += len(slot.token_ids)
             self.counts.num_cached_tokens += slot.num_cached_tokens
-        if slot.error:
+        if slot.sampling is not None:
+            self._executor.open(slot)
+        else:
             logger.warning("request %r cannot be served: %s", message.request_id, slot.error)
 
     def _close(self, ref: SlotRef) -> None:
         slot = self._slots.get(ref.slot)
-        if slot is not None and slot.epoch == ref.epoch:
-            del self._slots[ref.slot]
-            self._blocks.close(ref.slot, forget=bool(slot.error))
+        if slot is None or slot.epoch != ref.epoch:
+            return
+        del self._slots[ref.slot]
+        slot.is_closed = True
+        if slot.num_unread_rows:
+            slot.cached_blocks = self._blocks.cached_blocks(ref.slot)
+        self._blocks.close(ref.slot, forget=bool(slot.error))
+        if slot.sampling is not None:
+            self._executor.close(slot)
 
-    def _plan(self, request: VerifyRound, index: int, tally: _Tally) -> Segment | VerifyRowResult:
-        """A row's segment, its blocks reserved, or the answer of a row that the model need not see.
+    def _plan(self, request: VerifyRound, index: int, tally: _Tally) -> Segment | Unrun | VerifyRowResult:
+        """A row's segment, its blocks reserved, or what becomes of a row that the model need not see.
 
         Args:
             index: of the row.
@@ -175,16 +218,28 @@ class Verifier:
         if slot is None or slot.epoch != row.epoch:
             return VerifyRowResult(RowStatus.STALE)
         if not slot.error and row.slot not in tally.slots and row.parent_round != slot.last_round:
-            return _answer(slot, RowStatus.STALE)
+            return Unrun(slot, RowStatus.STALE)
+        if slot.num_unread_rows and self._depends_on_unread(slot, row):
+            self.num_waits += 1
+            self._reader.read_all()
         try:
             self._check_row(request, index, slot, tally)
             segment = plan_row(slot, row, self.limits)
         except InvalidArgumentError as error:
-            return _kill(slot, str(error))
+            slot.kill(str(error), request.round)
+            return Unrun(slot, RowStatus.BAD)
         if segment is None:
             slot.last_round, slot.last_num_drafts = request.round, 0
-            return _answer(slot, RowStatus.OK)
-        return segment if self._blocks.reserve(slot.slot, segment.end_position) else _answer(slot, RowStatus.OUT_OF_BLOCKS)
+            return Unrun(slot, RowStatus.OK)
+        return segment if self._blocks.reserve(slot.slot, segment.end_position) else Unrun(slot, RowStatus.OUT_OF_BLOCKS)
+
+    def _depends_on_unread(self, slot: Slot, row: VerifyRow) -> bool:
+        """Whether a row of a slot with unread rows can be planned only once these are read."""
+        if slot.last_num_drafts:
+            return True
+        if row.token_budget or not slot.num_unread_tokens:
+            return False
+        return not row.from_round or slot.sampling is None or not self._executor.follows_unread(slot.sampling, slot.num_tokens)
 
     def _check_row(self, request: VerifyRound, index: int, slot: Slot, tally: _Tally) -> None:
         """What depends on the rest of the round; raises InvalidArgumentError."""
@@ -202,30 +257,3 @@ class Verifier:
                 f"with row {index} round {request.round} has {tally.num_tokens} tokens, but max_num_batched_tokens is "
                 f"{self.limits.max_num_batched_tokens}; send fewer, or raise it at the verifier"
             )
-
-    def _commit(self, round_number: int, segment: Segment, output: SegmentTokens) -> VerifyRowResult:
-        """Takes what the model said into the slot."""
-        slot = segment.slot
-        if output.is_bad:
-            logger.error("slot %d at token %d: %s", slot.slot, segment.start_position, _BAD_NUMBERS)
-            return _kill(slot, _BAD_NUMBERS)
-        num_final = segment.num_known + output.num_accepted
-        slot.token_ids += output.token_ids
-        self._blocks.finalize(slot.slot, slot.token_ids[segment.start_position : segment.start_position + num_final])
-        slot.num_computed_tokens += num_final
-        self.counts.num_draft_tokens += len(segment.draft_tokens)
-        self.counts.num_accepted_tokens += output.num_accepted
-        slot.last_round, slot.last_num_drafts = round_number, len(segment.draft_tokens)
-        if slot.sampling is not None:
-            slot.sampling.append(output.token_ids)
-        return _answer(slot, RowStatus.OK)._replace(num_accepted=output.num_accepted, token_ids=list(output.token_ids), logprobs=output.logprobs)
-
-
-def _answer(slot: Slot, status: RowStatus) -> VerifyRowResult:
-    return VerifyRowResult(status, slot.num_computed_tokens, slot.num_cached_tokens)
-
-
-def _kill(slot: Slot, error: str) -> VerifyRowResult:
-    """The slot is dead from here on: its later rows are answered with the same error."""
-    slot.error = error
-    return _answer(slot, RowStatus.BAD)._replace(error=error)

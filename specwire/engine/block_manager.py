@@ -157,6 +157,18 @@ class BlockManager:
             else:
                 self._free.append(block)
 
+    def cached_blocks(self, seq_id: int) -> list[tuple[int, bytes]]:
+        """The sequence's blocks that the prefix cache has, with their digests: what `forget` takes."""
+        return [(block, self._digest_of_block[block]) for block in self._sequences[seq_id].block_table if block in self._digest_of_block]
+
+    def forget(self, cached_blocks: Sequence[tuple[int, bytes]]) -> None:
+        """Drops blocks from the prefix cache that a closed sequence left there, as far as they still are what it left and nobody holds them."""
+        for block, digest in cached_blocks:
+            if self._digest_of_block.get(block) == digest and not self._ref_counts[block]:
+                self._unregister(block)
+                del self._evictable[block]
+                self._free.append(block)
+
     def check_integrity(self) -> None:
         """Asserts that every block is in exactly one place, and that counts and cache agree. For tests."""
         references = [0] * self.num_blocks

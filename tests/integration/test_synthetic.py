@@ -8,13 +8,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from specwire.messages import ChoiceDelta, GenerateRequest, SpecStats, VerifyResult, VerifyRound
+from specwire.messages import ChoiceDelta, GenerateRequest, SpecStats, VerifyResult
 from specwire.rpc import open_channel
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
 from tests.engine.tiny_models import save_tiny_model
 from tests.wire.responses import unpack_response
+from verifier_svc.launched import LaunchedRound
 from verifier_svc.verifier import Verifier
 
 from .invariance import add_spec
@@ -40,17 +41,17 @@ class Rows:
     def __init__(self, verifier: Verifier) -> None:
         self.by_label: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._labels: dict[tuple[int, int], str] = {}
-        self._launch = verifier.launch
-        verifier.launch = self._record  # type: ignore[method-assign]
+        self._finish = verifier.finish
+        verifier.finish = self._record  # type: ignore[method-assign]
 
     def acceptance(self, label: str) -> list[float]:
         """Share of rows whose first i + 1 drafts were all accepted, among those that have as many."""
         rows = self.by_label[label]
         return [sum(a > i for n, a in rows if n > i) / sum(n > i for n, _ in rows) for i in range(_K)]
 
-    def _record(self, request: VerifyRound) -> VerifyResult:
+    def _record(self, launched: LaunchedRound) -> VerifyResult:
+        request, result = launched.request, self._finish(launched)
         self._labels |= {(message.slot, message.epoch): message.request_id for message in request.opens}
-        result = self._launch(request)
         for row, answer in zip(request.rows, result.rows, strict=True):
             if row.draft_tokens:
                 self.by_label[self._labels[row.slot, row.epoch]].append((len(row.draft_tokens), answer.num_accepted))

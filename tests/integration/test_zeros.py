@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from specwire.messages import VerifyOpen, VerifyResult, VerifyRound
+from specwire.messages import VerifyOpen, VerifyRound
 from specwire.sampling_params import SamplingParams
 from tests.engine.tiny_models import save_tiny_model
+from verifier_svc.launched import LaunchedRound
 from verifier_svc.verifier import Verifier
 
 from .reference import OneTokenLoop
@@ -31,13 +32,13 @@ def seen_by(verifier: Verifier) -> Iterator[list[tuple[VerifyOpen, SamplingParam
     seen = []
     launch = verifier.launch
 
-    def record(request: VerifyRound) -> VerifyResult:
-        result = launch(request)
+    def record(request: VerifyRound) -> LaunchedRound:
+        launched = launch(request)
         for message in request.opens:
             sampling = verifier._slots[message.slot].sampling
             assert sampling is not None
             seen.append((message, sampling.params))
-        return result
+        return launched
 
     verifier.launch = record  # type: ignore[method-assign]
     yield seen

@@ -1,6 +1,7 @@
 """Fixtures of the verifier's tests: a tiny model, rounds on it in process, and the same verifier on a socket."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from specwire.engine.models.decoder import Decoder
 from tests.verifier.harness import PROMPT, Rounds, Served, ids, make_verifier, serve, tiny_model
+from verifier_svc.verifier import Verifier
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +18,15 @@ def model() -> Decoder:
     return tiny_model()
 
 
+@pytest.fixture(params=["model", "rounds"])
+def make(request: pytest.FixtureRequest) -> Callable[..., Verifier]:
+    """`make_verifier` with either executor."""
+    return partial(make_verifier, executor=request.param)
+
+
 @pytest.fixture
-def rounds(model: Decoder) -> Rounds:
-    return Rounds(make_verifier(model))
+def rounds(model: Decoder, make: Callable[..., Verifier]) -> Rounds:
+    return Rounds(make(model))
 
 
 @pytest.fixture

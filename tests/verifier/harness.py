@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from specwire.engine.batch import Segment
+from specwire.engine.graphs.runner import RoundRunner
+from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig, RopeConfig
 from specwire.engine.models.decoder import Decoder
@@ -24,7 +26,10 @@ from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, open_channel
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import verifier_pb2_grpc
 from specwire.wire.verify import pack_round, unpack_result
+from verifier_svc.forward import ModelExecutor
+from verifier_svc.launched import LaunchedRound
 from verifier_svc.loading import LoadedVerifier
+from verifier_svc.round_executor import RoundExecutor
 from verifier_svc.server import VerifierServer
 from verifier_svc.slots import VerifierLimits
 from verifier_svc.verifier import Verifier
@@ -54,14 +59,34 @@ def poison(model: Decoder, token_id: int) -> None:
     model._embedding[token_id] = float("nan")
 
 
-def make_verifier(model: Decoder | None = None, *, num_blocks: int = 64, enable_prefix_cache: bool = True, **limits: object) -> Verifier:
-    """A verifier on a tiny model; `limits` replaces fields of VerifierLimits."""
+def make_verifier(
+    model: Decoder | None = None,
+    *,
+    executor: str = "model",
+    num_blocks: int = 64,
+    num_in_flight: int = 2,
+    enable_prefix_cache: bool = True,
+    **limits: object,
+) -> Verifier:
+    """A verifier on a tiny model.
+
+    Args:
+        executor: model (runner), or rounds: the round runner, on a CPU with the kernels' twins.
+        num_in_flight: rounds that may be launched and not read, if executor is rounds.
+        limits: fields of VerifierLimits.
+    """
     model = model or tiny_model()
-    runner = ModelRunner(model, KVCache(model.config, num_blocks, model.dtype, model.device))
+    kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device)
     values: dict = {
         "vocab_size": model.config.vocab_size, "max_model_len": 256, "max_num_seqs": 8, "max_num_draft_tokens": 8, "max_num_batched_tokens": 256,
     }  # fmt: skip
-    return Verifier(runner, VerifierLimits(**(values | limits)), enable_prefix_cache=enable_prefix_cache)
+    bounds = VerifierLimits(**(values | limits))
+    if executor == "model":
+        return Verifier(ModelExecutor(ModelRunner(model, kv_cache)), bounds, enable_prefix_cache=enable_prefix_cache)
+    sizes = RoundLimits(bounds.max_num_seqs, bounds.max_num_draft_tokens, bounds.max_num_batched_tokens, bounds.max_model_len)
+    rounds = RoundRunner(model, kv_cache, sizes, num_in_flight=num_in_flight)
+    rounds.capture()
+    return Verifier(RoundExecutor(rounds, kv_cache, model.device, bounds.max_num_seqs), bounds, enable_prefix_cache=enable_prefix_cache)
 
 
 def open_message(slot: int, token_ids: Sequence[int], sampling: SamplingParams = GREEDY, *, epoch: int = 1, **fields: object) -> VerifyOpen:
@@ -71,7 +96,7 @@ def open_message(slot: int, token_ids: Sequence[int], sampling: SamplingParams =
 
 
 class Rounds:
-    """Numbers rounds and keeps parents, as a coordinator does; `launch` runs them on a verifier in process."""
+    """Numbers rounds and keeps parents, as a coordinator does; `launch` runs them on a verifier in process, `start` and `finish` in two steps."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
@@ -91,7 +116,15 @@ class Rounds:
         return VerifyRound(1, 0, self.round, closes=list(closes), opens=list(opens), rows=filled, **fields)  # type: ignore[arg-type]
 
     def launch(self, rows: Sequence[VerifyRow] = (), **fields: object) -> VerifyResult:
-        result = self.verifier.launch(self.build(rows, **fields))  # type: ignore[arg-type]
+        return self.finish(self.start(rows, **fields))
+
+    def start(self, rows: Sequence[VerifyRow] = (), **fields: object) -> LaunchedRound:
+        launched = self.verifier.launch(self.build(rows, **fields))  # type: ignore[arg-type]
+        self.verifier.check_integrity()
+        return launched
+
+    def finish(self, launched: LaunchedRound) -> VerifyResult:
+        result = self.verifier.finish(launched)
         self.verifier.check_integrity()
         return result
 
@@ -257,7 +290,7 @@ class LaunchGate:
     def open(self) -> None:
         self._open.set()
 
-    def _hold(self, request: VerifyRound) -> VerifyResult:
+    def _hold(self, request: VerifyRound) -> LaunchedRound:
         self.num_launched += 1
         assert self._open.wait(10)
         return self._launch(request)

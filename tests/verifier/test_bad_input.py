@@ -4,7 +4,7 @@ import pytest
 
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import ConditionalOutcome, LogitOverlay, Proposals, RowStatus, SlotRef
-from tests.verifier.harness import GREEDY, PROMPT, Rounds, decode, ids, make_verifier, open_message, poison, prefill, tiny_model
+from tests.verifier.harness import GREEDY, PROMPT, Rounds, decode, ids, open_message, poison, prefill, tiny_model
 
 OK, STALE, OUT_OF_BLOCKS, BAD = RowStatus.OK, RowStatus.STALE, RowStatus.OUT_OF_BLOCKS, RowStatus.BAD
 
@@ -29,9 +29,9 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_row_ends_its_sequence_alone(model, name):
+def test_a_bad_row_ends_its_sequence_alone(model, name, make):
     row, message = BAD_ROWS[name]
-    rounds = Rounds(make_verifier(model, max_model_len=14 if row is None else 256))
+    rounds = Rounds(make(model, max_model_len=14 if row is None else 256))
     tokens = PROMPT + rounds.open(0, PROMPT).token_ids
     other = [4, 4, 9]
     other += rounds.open(1, other).token_ids
@@ -112,8 +112,8 @@ def test_a_bad_open_ends_its_request_alone(model, rounds, name):
 
 
 @pytest.mark.parametrize(("num_extra", "status"), [(-1, OK), (0, BAD), (1, BAD)])
-def test_prompts_around_max_model_len(model, num_extra, status):
-    rounds = Rounds(make_verifier(model, max_model_len=32))
+def test_prompts_around_max_model_len(model, num_extra, status, make):
+    rounds = Rounds(make(model, max_model_len=32))
     prompt = [i % 61 for i in range(32 + num_extra)]
     row = rounds.open(0, prompt)
     assert row.status == status
@@ -149,7 +149,7 @@ def test_a_slot_can_be_closed_and_opened_in_one_round(rounds):
 
 
 @pytest.mark.parametrize("where", ["last prompt token", "chunk without output", "decode", "accepted draft"])
-def test_nan_ends_only_its_own_sequence(where):
+def test_nan_ends_only_its_own_sequence(where, make):
     model = tiny_model(seed=3)
     truth = ids(model, PROMPT, 4)
     poisoned = next(i for i in range(61) if i not in PROMPT + truth)
@@ -161,7 +161,7 @@ def test_nan_ends_only_its_own_sequence(where):
         tail = ids(model, other, 4)
         expected[slot] = tail[: tail.index(poisoned)] if poisoned in tail else tail
     poison(model, poisoned)
-    rounds = Rounds(make_verifier(model, num_blocks=12))
+    rounds = Rounds(make(model, num_blocks=12))
 
     got = {slot: rounds.open(slot, other).token_ids for slot, other in enumerate(others, start=1)}
     prompt = [*PROMPT, poisoned] if where in ("last prompt token", "chunk without output") else PROMPT
@@ -189,13 +189,13 @@ def test_nan_ends_only_its_own_sequence(where):
     assert rounds.open(0, healthy, epoch=2).status == OK
 
 
-def test_blocks_gone_bad_leave_the_prefix_cache():
+def test_blocks_gone_bad_leave_the_prefix_cache(make):
     model = tiny_model()
-    rounds = Rounds(make_verifier(model))
+    rounds = Rounds(make(model))
     prompt = [i % 61 for i in range(40)]
     tokens = prompt + rounds.open(0, prompt).token_ids
     first_block = rounds.verifier._blocks.block_table(0)[0]
-    rounds.verifier._runner.kv_cache.layers[1][first_block] = float("nan")  # a memory fault, say
+    rounds.verifier._executor.kv_cache.layers[1][first_block] = float("nan")  # a memory fault, say
     assert rounds.launch([decode(0, tokens)]).rows[0].status == BAD
     again = rounds.launch([prefill(0, 99, epoch=2)], closes=[SlotRef(0, 1)], opens=[open_message(0, prompt, epoch=2)]).rows[0]
     assert (again.status, again.num_cached_tokens, again.token_ids) == (OK, 0, tokens[-1:])

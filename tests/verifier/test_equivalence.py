@@ -8,7 +8,7 @@ import torch
 
 from specwire.messages import RowStatus, SlotRef, TokenLogprobs
 from specwire.sampling_params import SamplingParams
-from tests.verifier.harness import EOS, Rounds, ahead, decode, make_verifier, open_message, prefill, reference, tiny_model
+from tests.verifier.harness import EOS, Rounds, ahead, decode, open_message, prefill, reference, tiny_model
 
 NUM_TOKENS = 24
 VOCAB = 61
@@ -104,11 +104,11 @@ def check(case):
 
 @pytest.mark.parametrize("num_blocks", [200, 14])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_rounds_equal_the_reference(cases_of, seed, num_blocks):
+def test_random_rounds_equal_the_reference(cases_of, seed, num_blocks, make):
     model, make_cases = cases_of
     cases = make_cases()
     generator = random.Random(seed)
-    rounds = Rounds(make_verifier(model, num_blocks=num_blocks, max_num_seqs=9, max_num_batched_tokens=512))
+    rounds = Rounds(make(model, num_blocks=num_blocks, max_num_seqs=9, max_num_batched_tokens=512))
     seen = dict.fromkeys(RowStatus, 0)
     num_accepted = num_drafted = 0
     while not all(case.is_done for case in cases):
@@ -167,10 +167,10 @@ def test_random_rounds_equal_the_reference(cases_of, seed, num_blocks):
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("num_drafts", [1, 8])
-def test_right_drafts_are_all_accepted(cases_of, name, num_drafts):
+def test_right_drafts_are_all_accepted(cases_of, name, num_drafts, make):
     model, make_cases = cases_of
     case = make_cases()[list(SAMPLINGS).index(name)]
-    rounds = Rounds(make_verifier(model))
+    rounds = Rounds(make(model))
     truth = [token_id for token_id, _, _ in case.truth]
     first = rounds.open(case.slot, case.prompt, case.sampling, noise_key=case.key, choice=case.choice)
     case.output, case.logprobs = list(first.token_ids), list(first.logprobs or [])

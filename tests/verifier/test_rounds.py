@@ -4,7 +4,7 @@ import pytest
 
 from specwire.messages import RowStatus, SlotRef, VerifyRow
 from specwire.sampling_params import SamplingParams
-from tests.verifier.harness import GREEDY, PROMPT, Rounds, ahead, decode, ids, make_verifier, open_message, prefill
+from tests.verifier.harness import GREEDY, PROMPT, Rounds, ahead, decode, ids, open_message, prefill
 
 OK, STALE, OUT_OF_BLOCKS, BAD = RowStatus.OK, RowStatus.STALE, RowStatus.OUT_OF_BLOCKS, RowStatus.BAD
 
@@ -134,8 +134,8 @@ def test_a_closed_epoch_is_stale_and_its_close_is_ignored_later(rounds):
     assert rounds.verifier.num_open_slots == 1
 
 
-def test_out_of_blocks_hits_one_row_makes_its_successor_stale_and_recovers(model):
-    rounds = Rounds(make_verifier(model, num_blocks=4))
+def test_out_of_blocks_hits_one_row_makes_its_successor_stale_and_recovers(model, make):
+    rounds = Rounds(make(model, num_blocks=4))
     long, short = list(range(40)), PROMPT
     rounds.open(0, long)  # 3 blocks
     tokens = short + rounds.open(1, short).token_ids  # the fourth
@@ -150,8 +150,8 @@ def test_out_of_blocks_hits_one_row_makes_its_successor_stale_and_recovers(model
     assert (recovered.status, recovered.token_ids) == (OK, ids(model, [1] * 20, 1))
 
 
-def test_a_decode_row_that_runs_out_of_blocks_can_come_again(model):
-    rounds = Rounds(make_verifier(model, num_blocks=2, enable_prefix_cache=False))
+def test_a_decode_row_that_runs_out_of_blocks_can_come_again(model, make):
+    rounds = Rounds(make(model, num_blocks=2, enable_prefix_cache=False))
     prompt = list(range(14))
     tokens = prompt + rounds.open(0, prompt).token_ids
     rounds.open(1, [3, 4])
@@ -207,8 +207,8 @@ def test_from_round_is_refused_where_a_device_could_not_run_it(model, rounds, ca
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
-def test_free_and_promised_blocks(model):
-    rounds = Rounds(make_verifier(model, num_blocks=20, enable_prefix_cache=False))
+def test_free_and_promised_blocks(model, make):
+    rounds = Rounds(make(model, num_blocks=20, enable_prefix_cache=False))
     prompt = list(range(40))
     assert rounds.launch([prefill(0, 33)], opens=[open_message(0, prompt)]).free_blocks == 17
     tokens = prompt + rounds.launch([prefill(0, 99)]).rows[0].token_ids
@@ -219,7 +219,7 @@ def test_free_and_promised_blocks(model):
     assert rounds.verifier.num_promised_blocks(queued) == 5
     free = rounds.verifier.num_free_blocks
     for message in queued:
-        rounds.verifier.launch(message)
+        rounds.finish(rounds.verifier.launch(message))
     assert rounds.verifier.num_free_blocks == free - 5
 
 

@@ -81,16 +81,17 @@ async def test_a_fault_of_the_model_ends_the_stream_and_frees_its_blocks(served)
     rounds, stream = Rounds(served.verifier), served.stream()
     await stream.start()
     await stream.round_trip(rounds.build([prefill(0, 99)], opens=[open_message(0, PROMPT)]))
-    forward = served.verifier._runner.forward
+    executor = served.verifier._executor
+    launch = executor.launch
 
-    def fail(batch):
+    def fail(segments, blocks):
         raise RuntimeError("device lost")
 
-    served.verifier._runner.forward = fail
+    executor.launch = fail
     await stream.send(rounds.build([prefill(1, 99)], opens=[open_message(1, list(range(60)))]))
     error = await ends_with(stream, Code.INTERNAL, "RuntimeError in /specwire.v1.VerifierService/Verify")
     assert "device lost" not in error.details()
-    served.verifier._runner.forward = forward
+    executor.launch = launch
     await until(lambda: served.verifier.num_open_slots == 0)
     assert served.verifier.num_free_blocks == 64
 

@@ -7,7 +7,7 @@ import torch
 
 from specwire.messages import RowStatus, SlotRef
 from specwire.speculative_config import SpeculativeConfig
-from tests.verifier.harness import Rounds, decode, make_verifier, open_message, prefill, tiny_model
+from tests.verifier.harness import Rounds, decode, open_message, prefill, tiny_model
 
 RATES = (0.8, 0.5, 0.1)
 PER_SEQUENCE = {0: (), 1: (0.9, 0.9, 0.9), 2: (0.3, 0.0, 0.0), 3: (1.0, 1.0, 1.0), 4: (0.0, 0.0, 0.0)}
@@ -19,8 +19,8 @@ def model():
     return tiny_model(num_layers=1)
 
 
-def test_each_sequence_accepts_by_its_own_rates(model):
-    rounds = Rounds(make_verifier(model, num_blocks=300, max_model_len=500, max_num_draft_tokens=3, synthetic_rates=RATES))
+def test_each_sequence_accepts_by_its_own_rates(model, make):
+    rounds = Rounds(make(model, num_blocks=300, max_model_len=500, max_num_draft_tokens=3, synthetic_rates=RATES))
     num_rounds, accepted = 0, {slot: [0, 0, 0] for slot in PER_SEQUENCE}
     for life in range(1, 5):
         opens = [open_message(slot, [slot, life], epoch=life, noise_key=100 * life + slot, synthetic_acceptance_rates=rates)
@@ -52,15 +52,15 @@ def test_each_sequence_accepts_by_its_own_rates(model):
         ((float("nan"), 0.6, 0.1), "[0] is nan"),
     ],
 )
-def test_wrong_rates_end_their_request(model, rates, match):
-    rounds = Rounds(make_verifier(model, max_num_draft_tokens=3, synthetic_rates=RATES))
+def test_wrong_rates_end_their_request(model, rates, match, make):
+    rounds = Rounds(make(model, max_num_draft_tokens=3, synthetic_rates=RATES))
     row = rounds.open(0, [1, 2], synthetic_acceptance_rates=rates)
     assert row.status == RowStatus.BAD
     assert match in row.error
 
 
-def test_strict_verifiers_ignore_no_rates_silently(model):
-    rounds = Rounds(make_verifier(model, max_num_draft_tokens=3))
+def test_strict_verifiers_ignore_no_rates_silently(model, make):
+    rounds = Rounds(make(model, max_num_draft_tokens=3))
     row = rounds.open(0, [1, 2], synthetic_acceptance_rates=RATES)
     assert row.status == RowStatus.BAD
     assert "rejection_sample_method is strict" in row.error

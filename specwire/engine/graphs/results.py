@@ -38,11 +38,15 @@ class Round:
         """Whether `results` has nothing to wait for."""
         return self._arrived is None or self._arrived.query()
 
+    def wait(self) -> None:
+        """Returns once the round has arrived. Any thread may call it."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
     def results(self) -> list[SegmentTokens]:
         """Waits for the round, and for nothing behind it. One output a row, in order: without tokens where the row does not sample."""
         assert not self.is_read, "a round is read once: its buffers are another's by now"
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        self.wait()
         self.is_read = True
         numbers = self._download[: len(self._rows)].tolist()
         return [self._result(index, row, numbers[index]) for index, row in enumerate(self._rows)]

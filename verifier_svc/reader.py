@@ -1,0 +1,107 @@
+"""What becomes of launched rounds: read in order, taken into their slots, answered."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specwire.engine.block_manager import BlockManager
+from specwire.engine.sampling.segments import SegmentTokens
+from specwire.messages import RowStatus, VerifyRowResult
+
+from .launched import LaunchedRound, Unrun
+from .plan import Segment
+from .slots import Slot
+
+logger = logging.getLogger(__name__)
+
+_BAD_NUMBERS = "the model's logits are NaN or infinite, or no token was left to sample; the request cannot go on"
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens since the start, of all sessions."""
+
+    num_tokens: int = 0  # through the model
+    num_padded_tokens: int = 0  # the same, with padding
+    num_draft_tokens: int = 0  # verified ones
+    num_accepted_tokens: int = 0
+    num_looked_up_tokens: int = 0  # of opened sequences, in the prefix cache
+    num_cached_tokens: int = 0  # those that it had
+
+
+class RoundReader:
+    """The rounds that are launched and not read.
+
+    Args:
+        blocks: of all slots; final tokens are told to it.
+        counts: takes drafts and accepted ones.
+    """
+
+    def __init__(self, blocks: BlockManager, counts: TokenCounts) -> None:
+        self.num_rows: Counter[RowStatus] = Counter()
+        self.unread: deque[LaunchedRound] = deque()
+        self._blocks = blocks
+        self._counts = counts
+
+    def read_all(self) -> None:
+        """Waits for all of them."""
+        while self.unread:
+            self.read_oldest()
+
+    def read_oldest(self) -> None:
+        """Waits for a round, then takes what the model said into its slots, in the order of rows. If it failed, its slots die."""
+        launched = self.unread.popleft()
+        number = launched.request.round
+        try:
+            outputs = iter(launched.pending.results() if launched.pending is not None else ())
+        except Exception as error:
+            # Later rounds may be launched on top of this one: nothing of them may count.
+            launched.error = error
+            for segment in launched.segments:
+                self._kill(segment.slot, f"round {number} failed with {type(error).__name__}; reopen the sequence", number)
+            return
+        launched.rows = [self._settle(number, plan, outputs) for plan in launched.planned]
+        self.num_rows.update(row.status for row in launched.rows)
+
+    def _settle(self, number: int, plan: Segment | Unrun | VerifyRowResult, outputs: Iterator[SegmentTokens]) -> VerifyRowResult:
+        """A row's answer."""
+        if isinstance(plan, VerifyRowResult):
+            return plan
+        slot = plan.slot
+        if isinstance(plan, Unrun):
+            return _answer(slot, RowStatus.BAD if slot.is_dead_in(number) else plan.status)
+        output = next(outputs)
+        slot.num_unread_rows -= 1
+        slot.num_unread_tokens -= plan.samples
+        if not slot.is_dead_in(number):
+            if not output.is_bad:
+                return self._commit(plan, output)
+            logger.error("slot %d at token %d: %s", slot.slot, plan.start_position, _BAD_NUMBERS)
+            self._kill(slot, _BAD_NUMBERS, number)
+        return _answer(slot, RowStatus.BAD)
+
+    def _commit(self, segment: Segment, output: SegmentTokens) -> VerifyRowResult:
+        """Takes good numbers into the slot."""
+        slot = segment.slot
+        num_final = segment.num_known + output.num_accepted
+        slot.token_ids += output.token_ids
+        if not slot.is_closed:
+            self._blocks.finalize(slot.slot, slot.token_ids[segment.start_position : segment.start_position + num_final])
+        slot.num_computed_tokens += num_final
+        slot.num_launched_tokens += output.num_accepted
+        self._counts.num_draft_tokens += len(segment.draft_tokens)
+        self._counts.num_accepted_tokens += output.num_accepted
+        if slot.sampling is not None:
+            slot.sampling.append(output.token_ids)
+        return VerifyRowResult(
+            RowStatus.OK, slot.num_computed_tokens, slot.num_cached_tokens, output.num_accepted, list(output.token_ids), output.logprobs
+        )
+
+    def _kill(self, slot: Slot, error: str, number: int) -> None:
+        slot.kill(error, number)
+        self._blocks.forget(slot.cached_blocks)
+
+
+def _answer(slot: Slot, status: RowStatus) -> VerifyRowResult:
+    return VerifyRowResult(status, slot.num_computed_tokens, slot.num_cached_tokens, error=slot.error if status is RowStatus.BAD else "")

@@ -1,0 +1,68 @@
+"""Rounds on the round runner: launched one behind the other, read when they have arrived. The GPU's way."""
+
+from collections.abc import Sequence
+
+import torch
+
+from specwire.engine.block_manager import BlockManager
+from specwire.engine.graphs.results import Round, samples_in_kernel
+from specwire.engine.graphs.runner import RoundCounts, RoundRunner
+from specwire.engine.graphs.upload import RoundRow
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.sampling.slot import SlotSampling
+
+from .plan import Segment
+from .slots import Slot
+
+
+class RoundExecutor:
+    """See `Executor`. At most as many rounds may be unread as the runner was made for.
+
+    Args:
+        runner: captured, if it has graphs.
+        kv_cache: the runner's.
+        max_num_seqs: slots of the runner.
+    """
+
+    def __init__(self, runner: RoundRunner, kv_cache: KVCache, device: torch.device, max_num_seqs: int) -> None:
+        self.kv_cache = kv_cache
+        self.device = device
+        self._runner = runner
+        self._free_places = list(range(max_num_seqs - 1, -1, -1))
+        self._places: dict[int, int] = {}  # the runner's slot of each of ours, whose numbers a coordinator chooses
+
+    @property
+    def counts(self) -> RoundCounts:
+        return self._runner.counts
+
+    def open(self, slot: Slot) -> None:
+        """See `Executor.open`."""
+        assert slot.sampling is not None, f"slot {slot.slot} has no sampling state: {slot.error}"
+        place = self._places[slot.slot] = self._free_places.pop()
+        self._runner.open(place, slot.sampling)
+
+    def close(self, slot: Slot) -> None:
+        """See `Executor.close`."""
+        self._free_places.append(self._places.pop(slot.slot))
+
+    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
+        """Not if the tokens before must be known where the logits are processed, and that is not the device."""
+        return sampling.seen is None or samples_in_kernel(sampling)
+
+    def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> Round:
+        """See `Executor.launch`."""
+        return self._runner.launch([self._row(segment, blocks) for segment in segments])
+
+    def _row(self, segment: Segment, blocks: BlockManager) -> RoundRow:
+        slot = segment.slot
+        assert slot.sampling is not None, f"slot {slot.slot} has no sampling state: {slot.error}"
+        return RoundRow(
+            self._places[slot.slot],
+            segment.start_position,
+            segment.token_ids,
+            len(segment.draft_tokens),
+            blocks.block_table(slot.slot),
+            slot.sampling,
+            samples=segment.samples,
+            from_device=segment.from_device,
+        )
