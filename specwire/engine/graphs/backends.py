@@ -46,14 +46,17 @@ class Attention(Protocol):
 
 
 class Backend(Protocol):
-    """Kernels of one kind. Modules: `layers` like `layer_ops_torch`, `rounds` like `round_ops_torch`, `sampling` like `gumbel_argmax_torch`."""
+    """Kernels of one kind. Modules: `layers` like `layer_ops_torch`, `rounds` like `round_ops_torch`, `rows` like `row_ops_torch`,
+    `drafts` like `draft_ops_torch`."""
 
     @property
     def layers(self) -> ModuleType: ...
     @property
     def rounds(self) -> ModuleType: ...
     @property
-    def sampling(self) -> ModuleType: ...
+    def rows(self) -> ModuleType: ...
+    @property
+    def drafts(self) -> ModuleType: ...
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """`linear(x)`."""
@@ -73,10 +76,10 @@ class TorchBackend:
     """The twins; they wait for the device, so no graph can hold them."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
-        from specwire.engine.graphs import round_ops_torch
-        from specwire.engine.kernels import gumbel_argmax_torch, layer_ops_torch
+        from specwire.engine.graphs import draft_ops_torch, round_ops_torch, row_ops_torch
+        from specwire.engine.kernels import layer_ops_torch
 
-        self.layers, self.rounds, self.sampling = layer_ops_torch, round_ops_torch, gumbel_argmax_torch
+        self.layers, self.rounds, self.rows, self.drafts = layer_ops_torch, round_ops_torch, row_ops_torch, draft_ops_torch
         self._config, self._device, self._dtype, self._block_size = config, device, dtype, block_size
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -115,11 +118,11 @@ class TritonBackend:
     """Kernels that a CUDA graph can hold. They also run in Triton's interpreter, for tests."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        from specwire.engine.graphs import round_ops
-        from specwire.engine.kernels import gumbel_argmax, layer_ops
+        from specwire.engine.graphs import draft_ops, round_ops, row_ops
+        from specwire.engine.kernels import layer_ops
         from specwire.engine.kernels.work_list import PREFILL_TUNING, AttentionScratch, AttentionTuning
 
-        self.layers, self.rounds, self.sampling = layer_ops, round_ops, gumbel_argmax
+        self.layers, self.rounds, self.rows, self.drafts = layer_ops, round_ops, row_ops, draft_ops
         self._config = config
         self._short, self._long = (
             AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (AttentionTuning(), PREFILL_TUNING)

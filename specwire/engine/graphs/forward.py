@@ -7,7 +7,6 @@ from specwire.engine.graphs.layers import run_layers
 from specwire.engine.graphs.tensors import RoundInputs, SlotState
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
-from specwire.engine.sampling.philox import Stream
 
 
 class RoundForward:
@@ -33,12 +32,14 @@ class RoundForward:
 
     def run(self, inputs: RoundInputs, attention: Attention) -> None:
         """Runs the uploaded round in the sizes of `inputs`."""
-        rounds, cache = self._backend.rounds, self._kv_cache
-        rounds.apply_changes(self._upload, self._state)
-        rounds.prepare(self._upload, self._state, inputs, cache.block_size, cache.scratch_block)
+        rounds, rows, state, cache = self._backend.rounds, self._backend.rows, self._state, self._kv_cache
+        rounds.apply_changes(self._upload, state)
+        rounds.prepare(self._upload, state, inputs, cache.block_size, cache.scratch_block)
         attention.update(inputs)
         hidden = run_layers(self._model, cache, self._backend, inputs, attention)
         logits = self.logits[: len(inputs.logit_rows)]
         self._weights.head.write(hidden.index_select(0, inputs.logit_rows), logits)
-        target_ids = self._backend.sampling.gumbel_argmax(logits, inputs.temperatures, inputs.keys, inputs.indices, inputs.choices, Stream.TARGET)
-        rounds.accept(self._upload, self._state, inputs, target_ids)
+        rows.find_cuts(logits, state, inputs)
+        target_ids = rows.sample_targets(logits, state, inputs)
+        rounds.accept(self._upload, state, inputs, target_ids)
+        rows.report_logprobs(logits, state, inputs)

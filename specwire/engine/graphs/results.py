@@ -1,6 +1,8 @@
 """What a launched round emits, once it has arrived."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -8,13 +10,21 @@ from specwire.engine.graphs.tensors import DEAD
 from specwire.engine.graphs.upload import RoundRow
 from specwire.engine.sampling.segments import SegmentTokens
 from specwire.engine.sampling.slot import SlotSampling
+from specwire.messages import TokenLogprobs
 
 
-def samples_in_kernel(sampling: SlotSampling, first_index: int) -> bool:
-    """Whether rows from token index `first_index` on need only a temperature and noise: no filter, no processor, nothing reported but tokens."""
-    params = sampling.params
-    has_filter = not params.is_greedy and (params.top_p < 1.0 or params.min_p > 0.0 or 0 < params.top_k < sampling.vocab_size)
-    return not (has_filter or params.logprobs is not None or sampling.conditional_rates is not None or sampling.processes_at(first_index))
+def samples_in_kernel(sampling: SlotSampling) -> bool:
+    """Whether a slot's rows are sampled on the device, whatever they ask for: not with bad words of several tokens."""
+    return not sampling.phrases
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Where the results of one round arrive, page-locked; the fields are those of `RoundInputs`."""
+
+    results: torch.Tensor  # [N, K + 2] int32
+    logprobs: torch.Tensor  # [L, 1 + MAX_LOGPROBS] float32, only copied for rounds with a row that asks
+    logprob_ids: torch.Tensor  # [L, MAX_LOGPROBS] int32
 
 
 class Round:
@@ -22,14 +32,25 @@ class Round:
 
     Args:
         rows: of the round.
-        download: page-locked, [at least R, K + 2]; its copy is the last thing in the stream.
+        download: its copy is the last thing in the stream.
+        reporting: rows whose log-probabilities arrive too -> (their first row of logits, how many of the likeliest tokens).
         outside: results of rows that no kernel sampled, by row.
+        is_plain: whether all rows sample one token and report nothing.
         device: where it runs.
     """
 
-    def __init__(self, rows: Sequence[RoundRow], download: torch.Tensor, outside: Mapping[int, SegmentTokens], device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: Sequence[RoundRow],
+        download: Download,
+        reporting: Mapping[int, tuple[int, int]],
+        outside: Mapping[int, SegmentTokens],
+        is_plain: bool,
+        device: torch.device,
+    ) -> None:
         self.is_read = False
-        self._rows, self._download, self._outside = rows, download, outside
+        self._rows, self._download, self._reporting, self._outside = rows, download, reporting, outside
+        self._is_plain = is_plain
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
         if self._arrived is not None:
             self._arrived.record()
@@ -48,8 +69,12 @@ class Round:
         assert not self.is_read, "a round is read once: its buffers are another's by now"
         self.wait()
         self.is_read = True
-        numbers = self._download[: len(self._rows)].tolist()
-        return [self._result(index, row, numbers[index]) for index, row in enumerate(self._rows)]
+        numbers = self._download.results[: len(self._rows)].numpy()
+        rows = self._rows
+        if self._is_plain and not numbers[:, 0].any():
+            return list(map(SegmentTokens._make, zip(repeat(0), zip(numbers[:, 1].tolist()), repeat(False), repeat(None), repeat(None))))
+        width = 2 + max(row.num_drafts for row in rows)
+        return [self._result(index, row, of_row) for index, (row, of_row) in enumerate(zip(rows, numbers[:, :width].tolist(), strict=True))]
 
     def _result(self, index: int, row: RoundRow, numbers: Sequence[int]) -> SegmentTokens:
         first = numbers[0]
@@ -60,4 +85,11 @@ class Round:
         is_bad = first < 0
         num_accepted = -1 - first if is_bad else first
         num_emitted = num_accepted + (row.samples and not is_bad)
-        return SegmentTokens(num_accepted, tuple(numbers[1 : 1 + num_emitted]), is_bad, logprobs=None, margins=None)
+        logprobs = self._logprobs(index, num_emitted) if index in self._reporting else None
+        return SegmentTokens(num_accepted, tuple(numbers[1 : 1 + num_emitted]), is_bad, logprobs, margins=None)
+
+    def _logprobs(self, index: int, num_emitted: int) -> list[TokenLogprobs]:
+        first, num_top = self._reporting[index]
+        values = self._download.logprobs[first : first + num_emitted, : 1 + num_top].tolist()
+        token_ids = self._download.logprob_ids[first : first + num_emitted, :num_top].tolist()
+        return [TokenLogprobs(sampled, list(zip(ids, top, strict=True))) for (sampled, *top), ids in zip(values, token_ids, strict=True)]

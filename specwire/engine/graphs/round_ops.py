@@ -7,8 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
+from specwire.engine.graphs import asks as flags
 from specwire.engine.graphs.tensors import DEAD, RoundInputs, SlotState
-from specwire.engine.graphs.upload import CHANGE, FROM_DEVICE, HEADER, OPEN, ROW, SAMPLES
+from specwire.engine.graphs.upload import CHANGE, FROM_DEVICE, HEADER, OPEN, ROW, SAMPLES, open_size
+from specwire.engine.sampling.philox import Stream
+
+PENALISES, SYNTHETIC, ASKED = (tl.constexpr(number) for number in (flags.PENALISES, flags.SYNTHETIC, flags.ASKED))
 
 _CHANGE_PROGRAMS = 16
 
@@ -16,8 +20,9 @@ _CHANGE_PROGRAMS = 16
 def apply_changes(upload: torch.Tensor, state: SlotState) -> None:
     """See `round_ops_torch.apply_changes`."""
     apply_changes_kernel[(_CHANGE_PROGRAMS,)](
-        upload, state.last_tokens, state.temperatures, state.keys, state.choices, state.block_tables, state.block_tables.stride(0),
-        HEADER=HEADER, ROW=ROW, OPEN=OPEN, CHANGE=CHANGE, BLOCK=128, num_warps=4,
+        upload, state.last_tokens, state.temperatures, state.keys, state.choices, state.block_tables, state.asked, state.thresholds,
+        state.block_tables.stride(0),
+        HEADER=HEADER, ROW=ROW, OPEN=OPEN, THRESHOLDS=state.thresholds.shape[1], CHANGE=CHANGE, BLOCK=128, num_warps=4,
     )  # fmt: skip
 
 
@@ -26,11 +31,13 @@ def prepare(upload: torch.Tensor, state: SlotState, inputs: RoundInputs, block_s
     num_requests = inputs.seq_lens.shape[0]
     prepare_kernel[(num_requests,)](
         upload,
-        state.last_tokens, state.temperatures, state.keys, state.choices, state.block_tables,
+        state.last_tokens, state.temperatures, state.keys, state.choices, state.block_tables, state.asked,
         inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.cu_seqlens_q, inputs.seq_lens, inputs.block_tables,
         inputs.logit_starts, inputs.logit_rows, inputs.temperatures, inputs.keys, inputs.indices, inputs.choices,
+        inputs.slots, inputs.requests, inputs.asks,
         inputs.token_ids.shape[0], inputs.logit_rows.shape[0], state.block_tables.stride(0), scratch_block * block_size,
-        HEADER=HEADER, ROW=ROW, OPEN=OPEN, CHANGE=CHANGE, FROM_DEVICE=FROM_DEVICE, BLOCK_SIZE=block_size,
+        HEADER=HEADER, ROW=ROW, OPEN_SIZE=open_size(state.thresholds.shape[1]), CHANGE=CHANGE, FROM_DEVICE=FROM_DEVICE, SAMPLES=SAMPLES,
+        BLOCK_SIZE=block_size,
         REQUESTS=triton.next_power_of_2(num_requests), BLOCK=128, num_warps=4,
     )  # fmt: skip
 
@@ -40,8 +47,16 @@ def accept(upload: torch.Tensor, state: SlotState, inputs: RoundInputs, target_i
     num_columns = inputs.results.shape[1] - 1
     accept_kernel[(inputs.seq_lens.shape[0],)](
         upload, state.last_tokens, inputs.token_ids, inputs.cu_seqlens_q, inputs.seq_lens, inputs.logit_starts, target_ids, inputs.results,
-        HEADER=HEADER, ROW=ROW, SAMPLES=SAMPLES, DEAD=DEAD, NUM_COLUMNS=num_columns, COLUMNS=triton.next_power_of_2(num_columns), num_warps=1,
+        state.asked, state.keys, state.choices, state.thresholds, inputs.indices, state.words, state.words.shape[1],
+        HEADER=HEADER, ROW=ROW, SAMPLES=SAMPLES, DEAD=DEAD, STREAM=int(Stream.SYNTHETIC), NUM_COLUMNS=num_columns,
+        COLUMNS=triton.next_power_of_2(num_columns), num_warps=1,
     )  # fmt: skip
+
+
+@triton.jit
+def load_joined(halves, inside):
+    """int64 of two int32 halves, the low one first."""
+    return (tl.load(halves, inside, 0).to(tl.int64) & 0xFFFFFFFF) | (tl.load(halves + 1, inside, 0).to(tl.int64) << 32)
 
 
 @triton.jit
@@ -52,29 +67,35 @@ def apply_changes_kernel(
     keys,
     choices,
     block_tables,
+    asked,
+    thresholds,
     table_stride,
     HEADER: tl.constexpr,
     ROW: tl.constexpr,
     OPEN: tl.constexpr,
+    THRESHOLDS: tl.constexpr,
     CHANGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Any grid."""
+    OPEN_SIZE: tl.constexpr = OPEN + 2 * THRESHOLDS
     opens = upload + HEADER + tl.load(upload) * ROW
     num_opens = tl.load(upload + 1)
-    changes = opens + num_opens * OPEN
+    changes = opens + num_opens * OPEN_SIZE
     num_changes = tl.load(upload + 2)
     for begin in range(tl.program_id(0) * BLOCK, num_opens, tl.num_programs(0) * BLOCK):
         index = begin + tl.arange(0, BLOCK)
         inside = index < num_opens
-        record = opens + index * OPEN
+        record = opens + index * OPEN_SIZE
         slot = tl.load(record, inside, 0)
-        low = tl.load(record + 2, inside, 0).to(tl.int64) & 0xFFFFFFFF
-        high = tl.load(record + 3, inside, 0).to(tl.int64)
         tl.store(last_tokens + slot, tl.zeros_like(slot), inside)
         tl.store(temperatures + slot, tl.load(record + 1, inside, 0).to(tl.float32, bitcast=True), inside)
-        tl.store(keys + slot, low | (high << 32), inside)
+        tl.store(keys + slot, load_joined(record + 2, inside), inside)
         tl.store(choices + slot, tl.load(record + 4, inside, 0), inside)
+        for number in range(ASKED):
+            tl.store(asked + slot * ASKED + number, tl.load(record + 5 + number, inside, 0), inside)
+        for position in range(THRESHOLDS):
+            tl.store(thresholds + slot * THRESHOLDS + position, load_joined(record + OPEN + 2 * position, inside), inside)
     for begin in range(tl.program_id(0) * BLOCK, num_changes, tl.num_programs(0) * BLOCK):
         index = begin + tl.arange(0, BLOCK)
         inside = index < num_changes
@@ -91,6 +112,7 @@ def prepare_kernel(
     slot_keys,
     slot_choices,
     slot_tables,
+    slot_asked,
     token_ids,
     positions,
     slot_mapping,
@@ -103,15 +125,19 @@ def prepare_kernel(
     keys,
     indices,
     choices,
+    slots,
+    requests,
+    asks,
     num_padded_tokens,
     num_padded_logit_rows,
     table_stride,
     scratch_slot,
     HEADER: tl.constexpr,
     ROW: tl.constexpr,
-    OPEN: tl.constexpr,
+    OPEN_SIZE: tl.constexpr,
     CHANGE: tl.constexpr,
     FROM_DEVICE: tl.constexpr,
+    SAMPLES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -119,7 +145,7 @@ def prepare_kernel(
     """Grid (requests, padding included); every program sums the lengths before its own."""
     request = tl.program_id(0)
     num_rows = tl.load(upload)
-    tokens = upload + HEADER + num_rows * ROW + tl.load(upload + 1) * OPEN + tl.load(upload + 2) * CHANGE
+    tokens = upload + HEADER + num_rows * ROW + tl.load(upload + 1) * OPEN_SIZE + tl.load(upload + 2) * CHANGE
     row = tl.arange(0, REQUESTS)
     query_lens = tl.load(upload + HEADER + row * ROW + 1, row < num_rows, 0)
     nums_output = tl.load(upload + HEADER + row * ROW + 3, row < num_rows, 0)
@@ -134,7 +160,8 @@ def prepare_kernel(
     query_len = tl.load(record + 1, real, 0)
     start = tl.load(record + 2, real, 0)
     num_output = tl.load(record + 3, real, 0)
-    from_device = (tl.load(record + 4, real, 0) & FROM_DEVICE) != 0
+    row_flags = tl.load(record + 4, real, 0)
+    from_device = (row_flags & FROM_DEVICE) != 0
     last_token = tl.load(last_tokens + slot)
     dead = from_device & (last_token < 0)
     seq_len = tl.where(dead, 0, start + query_len)
@@ -142,6 +169,7 @@ def prepare_kernel(
     tl.store(cu_seqlens_q + request + 1, first + query_len)
     tl.store(logit_starts + request + 1, first_logit + num_output)
     tl.store(seq_lens + request, seq_len)
+    tl.store(slots + request, slot.to(tl.int32))
     if request == 0:
         tl.store(cu_seqlens_q, 0)
         tl.store(logit_starts, 0)
@@ -149,6 +177,7 @@ def prepare_kernel(
     temperature = tl.load(slot_temperatures + slot)
     key = tl.load(slot_keys + slot)
     choice = tl.load(slot_choices + slot).to(tl.int64)
+    asked = tl.where((row_flags & SAMPLES) != 0, tl.load(slot_asked + slot * ASKED), 0)
     table = slot_tables + slot * table_stride
     for begin in range(0, query_len, BLOCK):
         offset = begin + tl.arange(0, BLOCK)
@@ -169,6 +198,8 @@ def prepare_kernel(
         tl.store(temperatures + output, tl.zeros([BLOCK], tl.float32) + temperature, has_logits)
         tl.store(keys + output, tl.zeros([BLOCK], tl.int64) + key, has_logits)
         tl.store(choices + output, tl.zeros([BLOCK], tl.int64) + choice, has_logits)
+        tl.store(requests + output, tl.zeros([BLOCK], tl.int32) + request, has_logits)
+        tl.store(asks + output, tl.zeros([BLOCK], tl.int32) + asked, has_logits)
     for begin in range(0, tl.cdiv(seq_len, BLOCK_SIZE) * real.to(tl.int32), BLOCK):
         index = begin + tl.arange(0, BLOCK)
         inside = index < tl.cdiv(seq_len, BLOCK_SIZE)
@@ -189,6 +220,8 @@ def prepare_kernel(
         tl.store(temperatures + index, zero.to(tl.float32), inside)
         tl.store(keys + index, zero, inside)
         tl.store(choices + index, zero, inside)
+        tl.store(requests + index, zero.to(tl.int32), inside)
+        tl.store(asks + index, zero.to(tl.int32), inside)
 
 
 @triton.jit
@@ -201,10 +234,18 @@ def accept_kernel(
     logit_starts,
     target_ids,
     results,
+    slot_asked,
+    keys,
+    choices,
+    thresholds,
+    indices,
+    words,
+    vocab_size,
     HEADER: tl.constexpr,
     ROW: tl.constexpr,
     SAMPLES: tl.constexpr,
     DEAD: tl.constexpr,
+    STREAM: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -213,7 +254,7 @@ def accept_kernel(
     if request >= tl.load(upload):
         return
     record = upload + HEADER + request * ROW
-    slot = tl.load(record)
+    slot = tl.load(record).to(tl.int64)
     samples = (tl.load(record + 4) & SAMPLES) != 0
     first_logit = tl.load(logit_starts + request)
     num_output = tl.load(logit_starts + request + 1) - first_logit
@@ -221,13 +262,33 @@ def accept_kernel(
     target = tl.load(target_ids + first_logit + column, column < num_output, -1).to(tl.int32)
     first_draft = tl.load(cu_seqlens_q + request + 1) - num_output + 1
     draft = tl.load(token_ids + first_draft + column, column < num_output - 1, -2).to(tl.int32)
-    num_accepted = tl.min(tl.where(draft == target, COLUMNS, column), 0)
+    asks = tl.where(samples, tl.load(slot_asked + slot * ASKED), 0)
+    accepts = draft == target
+    if (asks & SYNTHETIC) != 0:
+        is_draft = column < num_output - 1
+        index = tl.load(indices + first_logit + column, is_draft, 0).to(tl.uint32)
+        stream = tl.full([COLUMNS], STREAM, tl.uint32)
+        choice = tl.load(choices + slot).to(tl.uint32)
+        word, _, _, _ = tl.philox(tl.load(keys + slot), tl.zeros([COLUMNS], tl.uint32), index, choice, stream)
+        threshold = tl.load(thresholds + slot * (NUM_COLUMNS - 1) + column, is_draft, 0)
+        accepts = is_draft & (target >= 0) & (word.to(tl.int64) < threshold)
+    num_accepted = tl.min(tl.where(accepts, COLUMNS, column), 0)
     next_token = tl.sum(tl.where(column == num_accepted, target, 0), 0)
     dead = tl.load(seq_lens + request) == 0
     bad = dead | (next_token < 0)
     num_accepted = tl.where(samples, num_accepted, 0)
     result = results + request * (NUM_COLUMNS + 1)
     tl.store(result, tl.where(dead, DEAD, tl.where(bad, -1 - num_accepted, num_accepted)))
-    tl.store(result + 1 + column, target, column < NUM_COLUMNS)
+    emitted = tl.where(column < num_accepted, draft, target)
+    tl.store(result + 1 + column, emitted, column < NUM_COLUMNS)
     kept = tl.where(samples, next_token, tl.load(last_tokens + slot))
     tl.store(last_tokens + slot, tl.where(bad, -1, kept))
+    if ((asks & PENALISES) != 0) & (bad == 0):
+        # Each token's word is written once, whatever the number of times that the row emitted it.
+        counted = column <= num_accepted
+        same = (emitted[:, None] == emitted[None, :]) & counted[None, :]
+        is_first = tl.sum((same & (column[None, :] < column[:, None])).to(tl.int32), 1) == 0
+        word_of = words + slot * vocab_size + emitted
+        is_written = counted & is_first
+        old = tl.load(word_of, is_written, 0)
+        tl.store(word_of, old + tl.sum(same.to(tl.int32), 1).to(old.dtype), is_written)

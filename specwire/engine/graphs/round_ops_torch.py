@@ -2,8 +2,10 @@
 
 import torch
 
+from specwire.engine.graphs.asks import PENALISES, SYNTHETIC
 from specwire.engine.graphs.tensors import DEAD, RoundInputs, SlotState
-from specwire.engine.graphs.upload import CHANGE, FROM_DEVICE, HEADER, OPEN, ROW, SAMPLES
+from specwire.engine.graphs.upload import CHANGE, FROM_DEVICE, HEADER, OPEN, ROW, SAMPLES, open_size
+from specwire.engine.sampling.philox import Stream, noise_words
 
 
 def apply_changes(upload: torch.Tensor, state: SlotState) -> None:
@@ -15,13 +17,17 @@ def apply_changes(upload: torch.Tensor, state: SlotState) -> None:
     """
     num_rows, num_opens, num_changes, _ = upload[:HEADER].tolist()
     first = HEADER + num_rows * ROW
-    slots, bits, low, high, choices = upload[first : first + num_opens * OPEN].view(-1, OPEN).t()
+    size = open_size(state.thresholds.shape[1])
+    records = upload[first : first + num_opens * size].view(-1, size)
+    slots, bits, low, high, choices = records[:, :5].t()
     slots = slots.long()
     state.last_tokens[slots] = 0
     state.temperatures[slots] = bits.contiguous().view(torch.float32)
-    state.keys[slots] = (low.long() & 0xFFFFFFFF) | (high.long() << 32)
+    state.keys[slots] = _joined(low, high)
     state.choices[slots] = choices
-    first += num_opens * OPEN
+    state.asked[slots] = records[:, 5:OPEN]
+    state.thresholds[slots] = _joined(records[:, OPEN::2], records[:, OPEN + 1 :: 2])
+    first += num_opens * size
     slots, index, blocks = upload[first : first + num_changes * CHANGE].view(-1, CHANGE).t()
     state.block_tables[slots.long(), index.long()] = blocks
 
@@ -49,11 +55,13 @@ def prepare(upload: torch.Tensor, state: SlotState, inputs: RoundInputs, block_s
     inputs.seq_lens.zero_()
     inputs.seq_lens[:num_rows] = (starts + query_lens).masked_fill(dead, 0)
     inputs.block_tables[:num_rows] = state.block_tables[slots]
+    inputs.slots.zero_()
+    inputs.slots[:num_rows] = slots
 
     request = torch.arange(num_rows, device=upload.device).repeat_interleave(query_lens)
     offset = torch.arange(num_tokens, device=upload.device) - begins[request]
     positions = starts[request] + offset
-    first = HEADER + num_rows * ROW + num_opens * OPEN + num_changes * CHANGE
+    first = HEADER + num_rows * ROW + num_opens * open_size(state.thresholds.shape[1]) + num_changes * CHANGE
     token_ids = upload[first : first + num_tokens].long()
     token_ids = torch.where(from_device[request] & (offset == 0), last_tokens[request], token_ids)
     blocks = state.block_tables[slots[request], positions // block_size].long()
@@ -74,13 +82,16 @@ def prepare(upload: torch.Tensor, state: SlotState, inputs: RoundInputs, block_s
         (inputs.keys, state.keys[slots[request]]),
         (inputs.indices, positions[rows] + 1),
         (inputs.choices, state.choices[slots[request]]),
+        (inputs.requests, request),
+        (inputs.asks, (state.asked[slots, 0] * ((flags & SAMPLES) != 0))[request]),
     ):
         target.zero_()
         target[:num_logit_rows] = source
 
 
 def accept(upload: torch.Tensor, state: SlotState, inputs: RoundInputs, target_ids: torch.Tensor) -> None:
-    """Accepts the leading drafts that are the target's tokens; writes the results and the slots' last tokens.
+    """Accepts the leading drafts that are the target's tokens, or as many as chance gives a synthetic slot; writes the results and the slots'
+    last tokens, and counts emitted tokens for penalties.
 
     A result is: number of accepted drafts a, then the a + 1 emitted tokens (what follows is undefined). A bad row has -1 - a, and the drafts
     accepted before it; one of a dead slot has DEAD. Rows that don't sample have 0, or -1 if bad, and keep the slot's last token; a bad row
@@ -98,12 +109,32 @@ def accept(upload: torch.Tensor, state: SlotState, inputs: RoundInputs, target_i
     targets = target_ids[(inputs.logit_starts[:num_rows, None] + column).clamp_(max=len(target_ids) - 1).long()]
     draft_rows = inputs.cu_seqlens_q[1 : num_rows + 1, None] - num_outputs[:, None] + 1 + column
     drafts = inputs.token_ids[draft_rows.clamp_(max=len(inputs.token_ids) - 1)]
-    num_accepted = (is_draft & (drafts == targets)).long().cumprod(1).sum(1)
+    asks = torch.where((flags & SAMPLES) != 0, state.asked[slots, 0], 0)[:, None]
+    accepts = torch.where((asks & SYNTHETIC) != 0, _draws_accept(state, inputs, slots, num_columns) & (targets >= 0), drafts == targets)
+    num_accepted = (is_draft & accepts).long().cumprod(1).sum(1)
     next_tokens = targets.gather(1, num_accepted[:, None])[:, 0]
     dead, samples = inputs.seq_lens[:num_rows] == 0, (flags & SAMPLES) != 0
     bad = dead | (next_tokens < 0)
     num_accepted = torch.where(samples, num_accepted, 0)
     first = torch.where(dead, DEAD, torch.where(bad, -1 - num_accepted, num_accepted))
-    inputs.results[:num_rows] = torch.cat((first[:, None], targets), 1).int()
+    emitted = torch.where(column < num_accepted[:, None], drafts, targets)
+    inputs.results[:num_rows] = torch.cat((first[:, None], emitted), 1).int()
     kept = torch.where(samples, next_tokens, state.last_tokens[slots].long())
     state.last_tokens[slots] = torch.where(bad, -1, kept).int()
+    counted = (((asks & PENALISES) != 0) & ~bad[:, None] & (column <= num_accepted[:, None])).nonzero(as_tuple=True)
+    places = (slots[counted[0]], emitted[counted])
+    state.words.index_put_(places, torch.ones_like(places[0], dtype=state.words.dtype), accumulate=True)
+
+
+def _draws_accept(state: SlotState, inputs: RoundInputs, slots: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """Whether chance accepts the draft of each column, [R, K + 1]; False behind the last threshold."""
+    column = torch.arange(num_columns, device=slots.device)
+    rows = (inputs.logit_starts[: len(slots), None] + column).clamp_(max=len(inputs.indices) - 1).long()
+    keys, choices = (numbers.repeat_interleave(num_columns) for numbers in (state.keys[slots], state.choices[slots].long()))
+    words = noise_words(keys, inputs.indices[rows].flatten(), choices, Stream.SYNTHETIC, 1).view(rows.shape)
+    return words < torch.nn.functional.pad(state.thresholds[slots], (0, 1))
+
+
+def _joined(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """int64 of two int32 halves."""
+    return (low.long() & 0xFFFFFFFF) | (high.long() << 32)

@@ -1,19 +1,22 @@
 """Runs rounds: packs the upload, replays the graph of the round's size, and hands out its results when they have arrived.
 
 Nothing that knows of sequences, scheduling or blocks' owners may be added here, and nothing that waits for the device in `launch` but the
-sampling of rows that no kernel samples.
+sampling of rows that the host samples.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend, choose_backend
 from specwire.engine.graphs.forward import RoundForward
-from specwire.engine.graphs.results import Round, samples_in_kernel
+from specwire.engine.graphs.results import Download, Round
+from specwire.engine.graphs.slot_tables import write_slot_tables
 from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState
-from specwire.engine.graphs.upload import RoundRow, Uploads
+from specwire.engine.graphs.upload import RoundRow, SentRound, Uploads
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.sampling.segments import SegmentRows, SegmentTokens, sample_segments
@@ -67,21 +70,39 @@ class RoundRunner:
         self._limits = limits
         self._use_graphs = use_graphs and device.type == "cuda"
         self._backend = backend or choose_backend(model.config, device, model.dtype, kv_cache.block_size)
-        self._state = SlotState.allocate(limits, kv_cache.block_size, device)
+        self._state = SlotState.allocate(limits, kv_cache.block_size, device, model.config.vocab_size)
         max_blocks = self._state.block_tables.shape[1]
         self._uploads = Uploads(limits, max_blocks, num_in_flight, device)
         self._inputs = RoundInputs.allocate(limits, max_blocks, device)
-        self._downloads = [torch.zeros(self._inputs.results.shape, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(num_in_flight)]
+        self._downloads = [self._make_download() for _ in range(num_in_flight)]
         self._rounds: list[Round | None] = [None] * num_in_flight
         self._next_buffer = 0
         self._forward = RoundForward(model, kv_cache, self._backend, self._state, self._uploads.on_device, limits.max_graph_tokens)
         self._eager_attention = self._backend.attention(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_num_batched_tokens)
-        self._sizes = {size: self._make_size(size) for size in limits.graph_sizes()}
+        self._size_list = limits.graph_sizes()
+        self._sizes = {size: self._make_size(size) for size in self._size_list}
 
     @property
     def graph_sizes(self) -> list[int]:
         """Token counts that short rows are padded to, rising."""
-        return list(self._sizes)
+        return list(self._size_list)
+
+    @property
+    def num_table_bytes(self) -> int:
+        """Memory on the device of the slots' tables over the vocabulary (bias, masks and counts)."""
+        return self._state.num_table_bytes
+
+    @property
+    def num_planned_graphs(self) -> int:
+        """How many `capture` makes."""
+        return len(self._sizes) if self._use_graphs else 0
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs an empty round of the most tokens and one of the largest graph, kernel by kernel: no round takes more memory."""
+        self._run_most_tokens()
+        largest = self._sizes[self._size_list[-1]]
+        self._forward.run(largest.inputs, largest.attention)
 
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -90,9 +111,7 @@ class RoundRunner:
         Args:
             on_progress: called with (graphs captured, graphs in all) after each one.
         """
-        self._uploads.send((), 0)
-        eager = self._inputs.first(self._limits.max_num_seqs, self._limits.max_num_batched_tokens, self._limits.max_num_seqs)
-        self._forward.run(eager, self._eager_attention)
+        self._run_most_tokens()
         if not self._use_graphs:
             return
         pool = torch.cuda.graph_pool_handle()
@@ -108,46 +127,48 @@ class RoundRunner:
 
     def open(self, slot: int, sampling: SlotSampling) -> None:
         """A new sequence in a slot, from the next round on; rounds launched before still see the old one."""
-        self._uploads.open(slot, sampling)
+        flags = self._uploads.open(slot, sampling)
+        write_slot_tables(self._state, slot, sampling, flags)
 
     @torch.inference_mode()
     def launch(self, rows: Sequence[RoundRow]) -> Round:
         """Starts a round; its results come from the round that is returned. The round launched num_in_flight rounds before must be read."""
-        self._check(rows)
+        assert rows, "a round without rows"
         buffer = self._next_buffer
         self._next_buffer = (buffer + 1) % len(self._rounds)
         before = self._rounds[buffer]
         assert before is None or before.is_read, f"more than {len(self._rounds)} rounds in flight"
-        self._uploads.send(rows, buffer)
-        self._run(rows)
-        outside = self._sample_outside(rows)
-        download = self._downloads[buffer]
-        download[: len(rows)].copy_(self._inputs.results[: len(rows)], non_blocking=True)
-        started = self._rounds[buffer] = Round(rows, download, outside, self._device)
+        sent = self._uploads.send(rows, buffer)
+        self._run(sent)
+        starts = list(accumulate((1 + row.num_drafts for row in rows), initial=0)) if sent.on_host or sent.reporting else []
+        outside = self._sample_outside(rows, sent.on_host, starts) if sent.on_host else {}
+        download, inputs = self._downloads[buffer], self._inputs
+        download.results[: len(rows)].copy_(inputs.results[: len(rows)], non_blocking=True)
+        if sent.reporting:
+            download.logprobs[: starts[-1]].copy_(inputs.logprobs[: starts[-1]], non_blocking=True)
+            download.logprob_ids[: starts[-1]].copy_(inputs.logprob_ids[: starts[-1]], non_blocking=True)
+        reporting = {index: (starts[index], _num_top(rows[index].sampling)) for index in sent.reporting}
+        is_plain = sent.num_sampling == len(rows) == sent.num_logit_rows and not sent.on_host and not sent.reporting
+        started = self._rounds[buffer] = Round(rows, download, reporting, outside, is_plain, self._device)
         return started
 
-    def _check(self, rows: Sequence[RoundRow]) -> None:
-        slots = {row.slot for row in rows}
-        assert 0 < len(rows) == len(slots), f"{len(rows)} rows of {len(slots)} slots"
-        for row in rows:
-            num_tokens = len(row.token_ids)
-            assert 0 <= row.num_drafts <= min(self._limits.max_num_draft_tokens, num_tokens - 1), f"{row.num_drafts} drafts, {num_tokens} tokens"
-            assert num_tokens == 1 or not row.from_device, f"a row of {num_tokens} tokens from the device: only its first one can be"
-            assert row.samples or not row.num_drafts, f"{row.num_drafts} drafts in a row that does not sample"
+    def _run_most_tokens(self) -> None:
+        """An empty round, eagerly."""
+        self._uploads.send((), 0)
+        inputs = self._inputs.first(self._limits.max_num_seqs, self._limits.max_num_batched_tokens, self._limits.max_num_seqs)
+        self._forward.run(inputs, self._eager_attention)
 
-    def _run(self, rows: Sequence[RoundRow]) -> None:
+    def _run(self, sent: SentRound) -> None:
         """Runs the uploaded round in the smallest graph that holds it, or eagerly."""
-        num_tokens = sum(len(row.token_ids) for row in rows)
-        longest = max(len(row.token_ids) for row in rows)
+        num_tokens = sent.num_tokens
         assert num_tokens <= len(self._inputs.token_ids), f"{num_tokens} tokens in a round, {len(self._inputs.token_ids)} fit"
         self.counts.num_tokens += num_tokens
-        if longest > self._limits.max_query_len or num_tokens > self._limits.max_graph_tokens:
+        if sent.longest > self._limits.max_query_len or num_tokens > self._limits.max_graph_tokens:
             self.counts.num_eager_rounds += 1
             self.counts.num_padded_tokens += num_tokens
-            num_logit_rows = sum(1 + row.num_drafts for row in rows)
-            self._forward.run(self._inputs.first(self._limits.max_num_seqs, num_tokens, num_logit_rows), self._eager_attention)
+            self._forward.run(self._inputs.first(self._limits.max_num_seqs, num_tokens, sent.num_logit_rows), self._eager_attention)
             return
-        size = next(size for size in self._sizes if size >= num_tokens)
+        size = self._size_list[bisect_left(self._size_list, num_tokens)]
         self.counts.num_graph_rounds += 1
         self.counts.num_padded_tokens += size
         made = self._sizes[size]
@@ -157,20 +178,14 @@ class RoundRunner:
             assert not self._use_graphs, "graphs are not captured: call capture first"
             self._forward.run(made.inputs, made.attention)
 
-    def _sample_outside(self, rows: Sequence[RoundRow]) -> dict[int, SegmentTokens]:
-        """Samples rows that ask for more than the kernel does, from the kept logits, and puts their last tokens into the state. Waits."""
-        chosen = [index for index, row in enumerate(rows) if row.samples and not samples_in_kernel(row.sampling, row.first_index)]
-        if not chosen:
-            return {}
+    def _sample_outside(self, rows: Sequence[RoundRow], chosen: Sequence[int], starts: Sequence[int]) -> dict[int, SegmentTokens]:
+        """Samples rows that no kernel does, from the kept logits, and puts their last tokens into the state. Waits."""
         self.counts.num_rows_sampled_outside += len(chosen)
-        starts = [0]
-        for row in rows:
-            starts.append(starts[-1] + 1 + row.num_drafts)
         logit_rows = torch.tensor([r for i in chosen for r in range(starts[i], starts[i + 1])], device=self._device)
         segments = [
             SegmentRows(row.sampling, row.first_index, row.token_ids[len(row.token_ids) - row.num_drafts :]) for row in map(rows.__getitem__, chosen)
         ]
-        outputs = sample_segments(self._forward.logits[logit_rows], segments)
+        outputs = sample_segments(self._forward.logits[logit_rows].to(rows[chosen[0]].sampling.device), segments)
         slots = torch.tensor([rows[i].slot for i in chosen], device=self._device)
         last_tokens = torch.tensor([-1 if out.is_bad else out.token_ids[-1] for out in outputs], dtype=torch.int32, device=self._device)
         # A slot that was dead before the round stays dead: its logits are of nothing.
@@ -178,7 +193,16 @@ class RoundRunner:
         self._state.last_tokens[slots] = last_tokens.masked_fill_(dead, -1)
         return dict(zip(chosen, outputs, strict=True))
 
+    def _make_download(self) -> Download:
+        sources = (self._inputs.results, self._inputs.logprobs, self._inputs.logprob_ids)
+        return Download(*(torch.zeros(source.shape, dtype=source.dtype, pin_memory=self._device.type == "cuda") for source in sources))
+
     def _make_size(self, num_tokens: int) -> _Size:
         num_requests = min(num_tokens, self._limits.max_num_seqs)
         inputs = self._inputs.first(num_requests, num_tokens, num_tokens)
         return _Size(inputs, self._backend.attention(num_requests, num_tokens, min(num_tokens, self._limits.max_query_len)), None)
+
+
+def _num_top(sampling: SlotSampling) -> int:
+    """How many of the likeliest tokens a slot reports."""
+    return min(sampling.params.logprobs or 0, sampling.vocab_size)

@@ -1,15 +1,18 @@
 """The one message that the host sends to the device a round: int32 numbers, packed without gaps.
 
-header | rows (ROW numbers each) | opened slots (OPEN each) | block-table changes (CHANGE each) | token ids
+header | rows (ROW numbers each) | opened slots (`open_size` each) | block-table changes (CHANGE each) | token ids
 """
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from specwire.engine.graphs.asks import ASKED, ON_HOST, REPORTS, acceptance_thresholds, asked_numbers
 from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.sampling.philox import key_to_int64
 from specwire.engine.sampling.slot import SlotSampling
@@ -18,8 +21,8 @@ HEADER = 4
 """Numbers of rows, opened slots, block-table changes and tokens."""
 ROW = 5
 """slot, number of tokens, position of the first, rows of logits (1 + drafts), flags."""
-OPEN = 5
-"""slot, temperature's bits, the key's low and high word, choice."""
+OPEN = 5 + ASKED
+"""slot, temperature's bits, the key's low and high word, choice, what it asks for; behind these, low and high word of each acceptance threshold."""
 CHANGE = 3
 """slot, index in its block table, block."""
 FROM_DEVICE = 1
@@ -28,8 +31,12 @@ SAMPLES = 2
 """Flag: the row emits tokens; without it the last token's logits only show whether its numbers are good."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRow:
+def open_size(num_thresholds: int) -> int:
+    """Numbers of an opened slot."""
+    return OPEN + 2 * num_thresholds
+
+
+class RoundRow(NamedTuple):
     """Consecutive tokens of one slot.
 
     Args:
@@ -38,7 +45,8 @@ class RoundRow:
         token_ids: known tokens, then drafts; the first one is ignored if from_device.
         num_drafts: how many of them are drafts.
         block_table: the sequence's blocks in order, covering all tokens; only grows between an open and the next.
-        sampling: has seen all tokens before the first that this row samples, as far as its parameters look at them.
+        sampling: what the slot was opened with. Only for a slot that the host samples it has to have seen all tokens before the first that
+            this row samples.
         samples: whether the row reaches the end of the known tokens, and so emits.
         from_device: the first token is the one that the slot's last row sampled.
     """
@@ -58,6 +66,19 @@ class RoundRow:
         return self.start_position + len(self.token_ids) - self.num_drafts
 
 
+@dataclass(frozen=True, slots=True)
+class SentRound:
+    """What was packed, as the host needs it to run the round."""
+
+    size: int  # numbers of the message
+    num_tokens: int
+    num_logit_rows: int
+    num_sampling: int  # rows that sample
+    longest: int  # tokens of the longest row
+    on_host: Sequence[int] = ()  # rows that the host samples
+    reporting: Sequence[int] = ()  # rows whose log-probabilities are wanted
+
+
 class Uploads:
     """Packs rounds into page-locked buffers, and knows what the device has of each slot already.
 
@@ -69,48 +90,83 @@ class Uploads:
     """
 
     def __init__(self, limits: RoundLimits, max_blocks: int, num_buffers: int, device: torch.device) -> None:
-        self._max_blocks = max_blocks
+        self._limits, self._max_blocks = limits, max_blocks
         num_slots = limits.max_num_seqs
         num_tokens = max(limits.max_num_batched_tokens, limits.max_graph_tokens)
-        size = HEADER + num_slots * (ROW + OPEN + CHANGE * max_blocks) + num_tokens
+        size = HEADER + num_slots * (ROW + open_size(limits.max_num_draft_tokens) + CHANGE * max_blocks) + num_tokens
         self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(num_buffers)]
-        self._num_sent_blocks = [0] * num_slots
+        self._arrays = [buffer.numpy() for buffer in self._buffers]
+        self._num_sent_blocks = np.zeros(num_slots, dtype=np.int32)
+        self._flags = np.zeros(num_slots, dtype=np.int32)
         self._opens: dict[int, tuple[int, ...]] = {}
         self.on_device = torch.zeros(size, dtype=torch.int32, device=device)
 
-    def open(self, slot: int, sampling: SlotSampling) -> None:
-        """From the next round on the slot has these parameters and an empty block table."""
-        params = sampling.params
+    def open(self, slot: int, sampling: SlotSampling) -> int:
+        """From the next round on the slot has these parameters and an empty block table. Returns the flags of what it asks for."""
+        params, num_thresholds = sampling.params, self._limits.max_num_draft_tokens
         (bits,) = struct.unpack("<i", struct.pack("<f", 0.0 if params.is_greedy else params.temperature))
-        key = key_to_int64(sampling.key)
-        low = (key & 0xFFFFFFFF) - ((key & 0x80000000) << 1)
-        self._opens[slot] = (slot, bits, low, key >> 32, sampling.choice)
-        self._num_sent_blocks[slot] = 0
+        asked = asked_numbers(sampling)
+        thresholds = acceptance_thresholds(sampling.conditional_rates or (), num_thresholds)
+        words = (_words(number) for number in (key_to_int64(sampling.key), *thresholds))
+        key, *rates = words
+        self._opens[slot] = (slot, bits, *key, sampling.choice, *asked, *chain.from_iterable(rates))
+        self._num_sent_blocks[slot], self._flags[slot] = 0, asked[0]
+        return asked[0]
 
-    def send(self, rows: Sequence[RoundRow], buffer: int) -> int:
-        """Starts the upload of a round; returns how many numbers it has."""
-        changes: list[tuple[int, int, int]] = []
-        tokens: list[int] = []
-        packed: list[tuple[int, ...]] = []
-        for row in rows:
-            known, table = self._num_sent_blocks[row.slot], row.block_table
-            assert len(table) <= self._max_blocks, f"slot {row.slot} has {len(table)} blocks, the device {self._max_blocks}"
-            if len(table) > known:
-                changes.extend((row.slot, index, table[index]) for index in range(known, len(table)))
-                self._num_sent_blocks[row.slot] = len(table)
-            tokens.extend(row.token_ids)
-            flags = row.from_device * FROM_DEVICE + row.samples * SAMPLES
-            packed.append((row.slot, len(row.token_ids), row.start_position, 1 + row.num_drafts, flags))
-        opens = list(self._opens.values())
+    def send(self, rows: Sequence[RoundRow], buffer: int) -> SentRound:
+        """Starts the upload of a round."""
+        array, end = self._arrays[buffer], HEADER + len(rows) * ROW
+        records = array[HEADER:end].reshape(-1, ROW)
+        token_ids, tables = self._pack_rows(records, rows) if rows else ((), ())
+        tokens = list(chain.from_iterable(token_ids))
+        changes = self._changes(records[:, 0], tables)
+        array[:HEADER] = len(rows), len(self._opens), sum(map(len, changes)) // CHANGE, len(tokens)
+        for part in (*self._opens.values(), *changes, tokens):
+            array[end : end + len(part)] = part
+            end += len(part)
         self._opens.clear()
-        target = self._buffers[buffer]
-        array = target.numpy()
-        array[:HEADER] = len(rows), len(opens), len(changes), len(tokens)
-        end = HEADER
-        for part in (packed, opens, changes, tokens):
-            if part:
-                flat = np.array(part, dtype=np.int32).reshape(-1)
-                array[end : end + len(flat)] = flat
-                end += len(flat)
-        self.on_device[:end].copy_(target[:end], non_blocking=True)
-        return end
+        self.on_device[:end].copy_(self._buffers[buffer][:end], non_blocking=True)
+        samples = (records[:, 4] & SAMPLES) != 0
+        flags = self._flags[records[:, 0]] * samples
+        on_host, reporting = ((flags & flag).nonzero()[0].tolist() for flag in (ON_HOST, REPORTS))
+        return SentRound(end, len(tokens), int(records[:, 3].sum()), int(samples.sum()), int(records[:, 1].max(initial=0)), on_host, reporting)
+
+    def _pack_rows(self, records: np.ndarray, rows: Sequence[RoundRow]) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
+        """Writes the rows' records [R, ROW]; returns their token ids and block tables."""
+        slots, starts, token_ids, nums_drafts, tables, _, samples, from_device = zip(*rows, strict=True)
+        records[:, 0] = slots
+        records[:, 1] = np.fromiter(map(len, token_ids), np.int32, len(rows))
+        records[:, 2] = starts
+        records[:, 3] = nums_drafts
+        records[:, 4] = np.frombuffer(bytes(from_device), np.uint8) * FROM_DEVICE + np.frombuffer(bytes(samples), np.uint8) * SAMPLES
+        self._check(*records.T)
+        records[:, 3] += 1
+        return token_ids, tables
+
+    def _check(self, slots: np.ndarray, query_lens: np.ndarray, starts: np.ndarray, drafts: np.ndarray, flags: np.ndarray) -> None:
+        assert len(np.unique(slots)) == len(slots), f"rows of one slot: {slots.tolist()}"
+        assert starts.min() >= 0, f"positions {starts.tolist()}"
+        limits = np.minimum(query_lens - 1, self._limits.max_num_draft_tokens)
+        assert ((drafts >= 0) & (drafts <= limits)).all(), f"{drafts.tolist()} drafts among {query_lens.tolist()} tokens"
+        ahead = (flags & FROM_DEVICE) != 0
+        assert (query_lens[ahead] == 1).all(), f"{query_lens.tolist()} tokens, from the device {ahead.tolist()}: only a row's first one can be"
+        assert not drafts[(flags & SAMPLES) == 0].any(), f"{drafts.tolist()} drafts, flags {flags.tolist()}: a row that does not sample has none"
+
+    def _changes(self, slots: np.ndarray, tables: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """What the device does not have of the block tables, CHANGE numbers an entry."""
+        lengths = np.fromiter(map(len, tables), np.int32, len(tables))
+        assert lengths.max(initial=0) <= self._max_blocks, f"{lengths.tolist()} blocks, the device has place for {self._max_blocks}"
+        known = self._num_sent_blocks[slots]
+        changes = []
+        for row in (lengths > known).nonzero()[0].tolist():
+            begin, end, slot = int(known[row]), int(lengths[row]), int(slots[row])
+            part = np.empty((end - begin, CHANGE), dtype=np.int32)
+            part[:, 0], part[:, 1], part[:, 2] = slot, range(begin, end), tables[row][begin:end]
+            changes.append(part.reshape(-1))
+            self._num_sent_blocks[slot] = end
+        return changes
+
+
+def _words(number: int) -> tuple[int, int]:
+    """Low and high half of a signed 64-bit number, as int32."""
+    return (number & 0xFFFFFFFF) - ((number & 0x80000000) << 1), number >> 32

@@ -11,7 +11,7 @@ from triton.language.extra import libdevice
 from specwire.engine.sampling.philox import MAX_UNIFORM, Stream
 
 LN_2 = tl.constexpr(0.6931471805599453)
-_CHUNK = 2048
+CHUNK = 2048
 """Tokens of one program."""
 
 
@@ -21,13 +21,13 @@ def gumbel_argmax(
     """See `gumbel_argmax_torch.gumbel_argmax`."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1, logits.stride()
-    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
     best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
     best_token = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     chunk_argmax[(num_chunks, num_rows)](
         logits, temperatures, keys, indices, choices, best, best_token, logits.stride(0), vocab_size,
-        STREAM=int(stream), MAX_UNIFORM=MAX_UNIFORM, APPROXIMATE=logits.is_cuda, CHUNK=_CHUNK, num_warps=4,
+        STREAM=int(stream), MAX_UNIFORM=MAX_UNIFORM, APPROXIMATE=logits.is_cuda, CHUNK=CHUNK, num_warps=4,
     )  # fmt: skip
     row_argmax[(num_rows,)](best, best_token, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1)
     return token_ids
@@ -62,6 +62,27 @@ def best_of(value, token, other_value, other_token):
 
 
 @triton.jit
+def chunk_best(z, block, row, temperatures, keys, indices, choices, STREAM: tl.constexpr, MAX_UNIFORM: tl.constexpr, APPROXIMATE: tl.constexpr):
+    """(value, token): the largest z + T * g of a chunk. z is [CHUNK // 4, 4]: one Philox block has the words of four tokens."""
+    temperature = tl.load(temperatures + row)
+    z02, z13 = tl.split(tl.reshape(z, [z.shape[0], 2, 2]))
+    z0, z2 = tl.split(z02)
+    z1, z3 = tl.split(z13)
+    if temperature > 0.0:
+        index = tl.load(indices + row).to(tl.uint32)
+        choice = tl.load(choices + row).to(tl.uint32)
+        word0, word1, word2, word3 = tl.philox(tl.load(keys + row), block.to(tl.uint32), index, choice, tl.full([], STREAM, tl.uint32))
+        z0 += temperature * gumbel_from_word(word0, MAX_UNIFORM, APPROXIMATE)
+        z1 += temperature * gumbel_from_word(word1, MAX_UNIFORM, APPROXIMATE)
+        z2 += temperature * gumbel_from_word(word2, MAX_UNIFORM, APPROXIMATE)
+        z3 += temperature * gumbel_from_word(word3, MAX_UNIFORM, APPROXIMATE)
+    value, token = best_of(z0, 4 * block, z1, 4 * block + 1)
+    other_value, other_token = best_of(z2, 4 * block + 2, z3, 4 * block + 3)
+    value, token = best_of(value, token, other_value, other_token)
+    return tl.reduce((value, token), 0, best_of)
+
+
+@triton.jit
 def chunk_argmax(
     logits,
     temperatures,
@@ -77,30 +98,14 @@ def chunk_argmax(
     APPROXIMATE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Grid (chunks, rows). One Philox block has the words of four tokens."""
+    """Grid (chunks, rows)."""
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     block = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
-    temperature = tl.load(temperatures + row)
-    source = logits + row.to(tl.int64) * row_stride
     column = 4 * block[:, None] + tl.arange(0, 4)[None, :]
-    z = tl.load(source + column, column < vocab_size, float("-inf"))
+    z = tl.load(logits + row.to(tl.int64) * row_stride + column, column < vocab_size, float("-inf"))
     z = tl.where(z == z, z, float("inf"))  # a bad row ends as one with infinity
-    z02, z13 = tl.split(tl.reshape(z, [CHUNK // 4, 2, 2]))
-    z0, z2 = tl.split(z02)
-    z1, z3 = tl.split(z13)
-    if temperature > 0.0:
-        index = tl.load(indices + row).to(tl.uint32)
-        choice = tl.load(choices + row).to(tl.uint32)
-        word0, word1, word2, word3 = tl.philox(tl.load(keys + row), block.to(tl.uint32), index, choice, tl.full([], STREAM, tl.uint32))
-        z0 += temperature * gumbel_from_word(word0, MAX_UNIFORM, APPROXIMATE)
-        z1 += temperature * gumbel_from_word(word1, MAX_UNIFORM, APPROXIMATE)
-        z2 += temperature * gumbel_from_word(word2, MAX_UNIFORM, APPROXIMATE)
-        z3 += temperature * gumbel_from_word(word3, MAX_UNIFORM, APPROXIMATE)
-    value, token = best_of(z0, 4 * block, z1, 4 * block + 1)
-    other_value, other_token = best_of(z2, 4 * block + 2, z3, 4 * block + 3)
-    value, token = best_of(value, token, other_value, other_token)
-    value, token = tl.reduce((value, token), 0, best_of)
+    value, token = chunk_best(z, block, row, temperatures, keys, indices, choices, STREAM, MAX_UNIFORM, APPROXIMATE)
     tl.store(best + row * tl.num_programs(0) + chunk, value)
     tl.store(best_token + row * tl.num_programs(0) + chunk, token)
 

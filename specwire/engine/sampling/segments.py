@@ -1,8 +1,9 @@
 """One round's sampling and acceptance over ragged rows of logits. It reads sequences and never changes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,8 +41,7 @@ class SegmentRows:
         return 1 + len(self.draft_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentTokens:
+class SegmentTokens(NamedTuple):
     """What a round emits for one sequence: the accepted drafts and the next token.
 
     Args:
@@ -179,4 +179,4 @@ def _with_logprobs(results: Sequence[SegmentTokens], logits: Tensor, segments: S
     token_ids = [token_id for i in nums_top for token_id in results[i].token_ids]
     nums = [num for i, num in nums_top.items() for _ in results[i].token_ids]
     entries = iter(raw_logprobs(logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)], token_ids, nums))
-    return [replace(result, logprobs=list(islice(entries, len(result.token_ids)))) if i in nums_top else result for i, result in enumerate(results)]
+    return [result._replace(logprobs=list(islice(entries, len(result.token_ids)))) if i in nums_top else result for i, result in enumerate(results)]

@@ -45,6 +45,7 @@ class SlotSampling:
         params.check_vocab(vocab_size)
         assert 0 <= num_prompt_tokens <= len(token_ids), f"{num_prompt_tokens} prompt tokens of {len(token_ids)}"
         self.params = params
+        self.device = torch.device(device)
         self.key = key
         self.choice = choice
         self.vocab_size = vocab_size

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specwire.engine.graphs import round_ops, round_ops_torch
+from specwire.engine.graphs.asks import ASKED
 from specwire.engine.graphs.tensors import DEAD, RoundInputs, RoundLimits, SlotState
 from specwire.engine.graphs.upload import RoundRow, Uploads
 from specwire.engine.sampling.slot import SlotSampling
@@ -96,9 +97,10 @@ def test_an_upload_holds_only_what_is_new():
     sampling = SlotSampling(SamplingParams(temperature=0.5), key=2**64 - 2, choice=1, vocab_size=99, token_ids=[1], num_prompt_tokens=1)
     uploads.open(2, sampling)
     row = RoundRow(2, 14, [8, 9], 1, [70], sampling)
-    assert uploads.send([row], 0) == 4 + 5 + 5 + 3 + 2
-    assert uploads.on_device[:19].tolist() == [1, 1, 1, 2, 2, 2, 14, 2, 2, 2, 1056964608, -2, -1, 1, 2, 0, 70, 8, 9]
-    assert uploads.send([RoundRow(2, 16, [9], 0, [70, 71], sampling, from_device=True)], 0) == 4 + 5 + 3 + 1
+    assert uploads.send([row], 0).size == 4 + 5 + 22 + 3 + 2
+    opened = [2, 1056964608, -2, -1, 1, *[0] * (ASKED + 2 * LIMITS.max_num_draft_tokens)]
+    assert uploads.on_device[:36].tolist() == [1, 1, 1, 2, 2, 2, 14, 2, 2, *opened, 2, 0, 70, 8, 9]
+    assert uploads.send([RoundRow(2, 16, [9], 0, [70, 71], sampling, from_device=True)], 0).size == 4 + 5 + 3 + 1
     assert uploads.on_device[:13].tolist() == [1, 0, 1, 1, 2, 1, 16, 1, 3, 2, 1, 71, 9]
 
 

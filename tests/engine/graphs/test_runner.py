@@ -64,7 +64,7 @@ def test_equals_the_verifier(num_in_flight):
     counts = pair.runner.counts
     assert counts.num_eager_rounds > 0
     assert counts.num_graph_rounds > 20
-    assert counts.num_rows_sampled_outside > 20
+    assert counts.num_rows_sampled_outside == 0
     assert counts.num_padded_tokens > counts.num_tokens
 
 
