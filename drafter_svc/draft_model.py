@@ -8,17 +8,15 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-import torch
-
-from specwire.engine.batch import Segment
 from specwire.engine.block_manager import BlockManager
-from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
+from specwire.engine.counts import PassCounts
+from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
+from specwire.engine.kv_cache import BLOCK_SIZE
 from specwire.engine.models.decoder import NUMERICS_VERSION, Decoder
-from specwire.engine.runner import ModelRunner
-from specwire.engine.sampling.draft import sample_draft
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
+from .forward import DraftForward
 from .method import Ask, Drafts
 
 logger = logging.getLogger(__name__)
@@ -31,12 +29,9 @@ _MIN_SHARE = 16
 
 @dataclasses.dataclass(slots=True)
 class _Sequence:
-    """Committed tokens, how to sample, and the drafts whose KV follows that of the committed tokens."""
+    """Committed tokens, and the drafts whose KV follows that of the committed tokens."""
 
     token_ids: list[int]
-    temperature: float
-    key: int
-    choice: int
     fed_drafts: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -47,9 +42,10 @@ class DraftModel:
 
     Args:
         model: the draft model.
-        num_blocks: KV blocks.
+        forward: runs it.
+        num_blocks: of forward's KV.
         max_num_drafts: most drafts at once (K).
-        max_num_seqs: for the description.
+        max_num_seqs: most sequences; their numbers are below it.
         max_model_len: no sequence is drafted past this many tokens; None = the model's context.
         greedy: draft by argmax whatever the request's temperature.
     """
@@ -57,6 +53,7 @@ class DraftModel:
     def __init__(
         self,
         model: Decoder,
+        forward: DraftForward,
         *,
         num_blocks: int,
         max_num_drafts: int,
@@ -71,7 +68,7 @@ class DraftModel:
         self._max_num_drafts = max_num_drafts
         self._greedy = greedy
         self._vocab_size = config.vocab_size
-        self._runner = ModelRunner(model, KVCache(config, num_blocks, model.dtype, model.device))
+        self._forward = forward
         self._blocks = BlockManager(num_blocks)
         self._max_inline = max(_MAX_INLINE_TOKENS, max_num_drafts + 1)
         self._sequences: dict[int, _Sequence] = {}
@@ -99,6 +96,10 @@ class DraftModel:
         return self._description
 
     @property
+    def counts(self) -> PassCounts:
+        return self._forward.counts
+
+    @property
     def num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks
 
@@ -112,7 +113,8 @@ class DraftModel:
         self._check_ids(request.token_ids)
         params = request.sampling
         temperature = 0.0 if self._greedy or params.is_greedy else params.temperature
-        self._sequences[seq_id] = _Sequence(list(request.token_ids), temperature, request.noise_key, request.choice)
+        self._sequences[seq_id] = _Sequence(list(request.token_ids))
+        self._forward.open(seq_id, DraftSampling(temperature, request.noise_key, request.choice))
         self._blocks.open(seq_id, request.token_ids, request.tenant_cache_key)
         self._note_if_behind(seq_id)
 
@@ -155,7 +157,9 @@ class DraftModel:
             if num_tokens < missing:
                 self._behind[seq_id] = None
         if chosen:
-            self._compute_committed(chosen)
+            self._forward.compute([self._row(seq_id, num_tokens) for seq_id, num_tokens in chosen])
+        for seq_id, num_tokens in chosen:
+            self._finalize(seq_id, num_tokens)
         return sum(num_tokens for _, num_tokens in chosen)
 
     def _num_tokens(self, seq_id: int) -> int:
@@ -182,62 +186,26 @@ class DraftModel:
         # The last draft is never fed, so that it needs no KV.
         return num_drafts if self._blocks.reserve(ask.seq_id, num_tokens + num_drafts - 1) else RowStatus.OUT_OF_BLOCKS
 
-    def _draft(self, rows: Sequence[tuple[int, int]]) -> list[Drafts]:
-        """Drafts for (seq_id, num_drafts > 0) rows whose blocks are reserved."""
-        if not rows:
-            return []
-        token_ids: list[list[int]] = [[] for _ in rows]
-        scores: list[list[float]] = [[] for _ in rows]
-        hidden_rows = self._compute_committed([(seq_id, self._num_missing(seq_id)) for seq_id, _ in rows], resume=True)
-        live = list(range(len(rows)))
-        for position in range(max(num_drafts for _, num_drafts in rows)):
-            if position:
-                live = [row for row in live if rows[row][1] > position]
-                hidden_rows = self._forward(
-                    [
-                        Segment([token_ids[row][-1]], self._num_tokens(rows[row][0]) + position - 1, self._blocks.block_table(rows[row][0]))
-                        for row in live
-                    ]
-                )
-            sequences = [self._sequences[rows[row][0]] for row in live]
-            samples = sample_draft(
-                self._runner.logits(hidden_rows, range(len(live))),
-                temperatures=[sequence.temperature for sequence in sequences],
-                keys=[sequence.key for sequence in sequences],
-                indices=[len(sequence.token_ids) + position for sequence in sequences],
-                choices=[sequence.choice for sequence in sequences],
-            )
-            for row, token_id, score in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
-                token_ids[row].append(token_id)
-                scores[row].append(score)
-        for (seq_id, num_drafts), drafted in zip(rows, token_ids, strict=True):
-            self._sequences[seq_id].fed_drafts = drafted[:-1]
+    def _draft(self, asked: Sequence[tuple[int, int]]) -> list[Drafts]:
+        """Drafts for (seq_id, num_drafts > 0) pairs whose blocks are reserved."""
+        drafts = self._forward.propose([self._row(seq_id, self._num_missing(seq_id), num_drafts) for seq_id, num_drafts in asked])
+        for (seq_id, num_drafts), (token_ids, _) in zip(asked, drafts, strict=True):
+            self._finalize(seq_id, self._num_missing(seq_id))
+            self._behind.pop(seq_id, None)
+            self._sequences[seq_id].fed_drafts = token_ids[:-1]
             self._blocks.set_computed(seq_id, self._num_tokens(seq_id) + num_drafts - 1)
-        return [Drafts(RowStatus.OK, *row) for row in zip(token_ids, scores, strict=True)]
+        return [Drafts(RowStatus.OK, *row) for row in drafts]
 
-    def _compute_committed(self, chosen: Sequence[tuple[int, int]], *, resume: bool = False) -> torch.Tensor:
-        """Computes the next num_tokens committed tokens of each (seq_id, num_tokens); hidden states of the last one each [S, hidden_size].
+    def _row(self, seq_id: int, num_tokens: int, num_drafts: int = 0) -> DraftRow:
+        """The next num_tokens committed tokens without KV. With none left, the last one is computed again: drafts need what follows it."""
+        known, start = self._sequences[seq_id].token_ids, self._blocks.num_final_tokens(seq_id)
+        first = min(start, len(known) - 1)
+        return DraftRow(seq_id, first, known[first : start + num_tokens], self._blocks.block_table(seq_id), num_drafts)
 
-        With `resume`, a sequence that has none left computes its last token again, for its hidden state.
-        """
-        segments = []
-        for seq_id, num_tokens in chosen:
-            known, start = self._sequences[seq_id].token_ids, self._blocks.num_final_tokens(seq_id)
-            first = min(start, len(known) - 1) if resume else start
-            segments.append(Segment(known[first : start + num_tokens], first, self._blocks.block_table(seq_id)))
-        hidden = self._forward(segments)
-        for seq_id, num_tokens in chosen:
-            start = self._blocks.num_final_tokens(seq_id)
-            self._blocks.finalize(seq_id, self._sequences[seq_id].token_ids[start : start + num_tokens])
-            if resume:
-                self._behind.pop(seq_id, None)
-        return hidden
-
-    def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Hidden states [S, hidden_size] of each segment's last token."""
-        batch = self._runner.batch(segments)
-        hidden = self._runner.forward(batch)
-        return hidden[torch.tensor(batch.row_starts[1:], device=hidden.device) - 1]
+    def _finalize(self, seq_id: int, num_tokens: int) -> None:
+        """KV of the next num_tokens committed tokens is there."""
+        start = self._blocks.num_final_tokens(seq_id)
+        self._blocks.finalize(seq_id, self._sequences[seq_id].token_ids[start : start + num_tokens])
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:

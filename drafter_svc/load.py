@@ -5,13 +5,17 @@ import time
 
 from specwire.config import DrafterConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.graphs.draft_runner import DraftRunner
+from specwire.engine.graphs.progress import log_progress
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
+from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.loader import check_device, open_model
 from specwire.engine.runner import set_num_threads
 from specwire.errors import InvalidArgumentError
 from specwire.tokenizer import Tokenizer
 
 from .draft_model import DraftModel
+from .forward import DraftForward, make_forward
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ def load_draft_model(config: DrafterConfig) -> DraftModel:
     )  # fmt: skip
     return DraftModel(
         model,
+        _make_forward(config, model, KVCache(model.config, num_blocks, model.dtype, model.device), max_model_len),
         num_blocks=num_blocks,
         max_num_drafts=spec.num_speculative_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -51,6 +56,24 @@ def load_draft_model(config: DrafterConfig) -> DraftModel:
         model_id=spec.model,
         tokenizer_fingerprint=fingerprint,
     )
+
+
+def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_model_len: int) -> DraftForward:
+    """What runs the draft model; on CUDA with its graphs captured."""
+    forward = make_forward(
+        model,
+        kv_cache,
+        max_num_seqs=config.max_num_seqs,
+        max_num_drafts=config.speculative_config.num_speculative_tokens,
+        max_model_len=max_model_len,
+        max_chunk=config.prefill_chunk,
+        use_graphs=config.use_cuda_graphs,
+    )
+    if isinstance(forward, DraftRunner):
+        started = time.monotonic()
+        forward.capture(log_progress(logger, "capturing graphs"))
+        logger.info("captured %d graphs in %.1f s", forward.num_graphs, time.monotonic() - started)
+    return forward
 
 
 def _num_blocks(config: DrafterConfig, bytes_per_block: int, max_model_len: int) -> int:

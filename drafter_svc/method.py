@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from specwire.config import DrafterConfig
+from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
@@ -73,6 +74,11 @@ class Method(Protocol):
     @property
     def num_free_blocks(self) -> int:
         """KV blocks that sequences could take now; 0 for a method without KV."""
+        ...
+
+    @property
+    def counts(self) -> PassCounts:
+        """Forward passes of its model; all 0 for a method without one."""
         ...
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from specwire.engine.counts import PassCounts
 from specwire.messages import DraftRowResult, RowStatus
 from specwire.metrics import STEP_BOUNDS, Histogram, Metric, Sample, make_counter, make_gauge, make_histogram
 from specwire.tls import ServerCertificates
@@ -16,6 +17,10 @@ ROUNDS = _counter("rounds", "answered rounds: those with rows")
 ROWS = _counter("rows", "answered rows by their status", "status")
 DRAFT_TOKENS = _counter("draft_tokens", "draft tokens in answers")
 CATCH_UP_TOKENS = _counter("catch_up_tokens", "committed tokens computed between rounds (prefill)")
+GRAPH_PASSES = _counter("graph_passes", "forward passes of the draft model as CUDA graphs")
+EAGER_PASSES = _counter("eager_passes", "forward passes of the draft model kernel by kernel: chunks of prompts, and all of them on a CPU")
+PASS_TOKENS = _counter("pass_tokens", "tokens that went through the draft model: committed ones, and drafts that others followed")
+PADDED_TOKENS = _counter("padded_tokens", "the same with the padding of CUDA graphs")
 STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lanes")
 FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
@@ -29,7 +34,8 @@ DRAFTING = _histogram("drafting_seconds", "one batch of drafts: all rounds that 
 QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, STREAMS_OPENED, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, STREAMS, OPEN, MAX_OPEN,
+    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, GRAPH_PASSES, EAGER_PASSES, PASS_TOKENS, PADDED_TOKENS,
+    STREAMS_OPENED, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, STREAMS, OPEN, MAX_OPEN,
     DRAFTING, QUEUE,
 )  # fmt: skip
 
@@ -45,6 +51,7 @@ class DrafterMetrics:
     def __init__(self, pool: SequencePool, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
         self._certificates: ServerCertificates | None = None
+        self._passes = PassCounts()
         self.num_draft_tokens = 0
         self.num_catch_up_tokens = 0
         self.num_streams_opened = 0  # the event loop's
@@ -58,6 +65,10 @@ class DrafterMetrics:
     def watch(self, certificates: ServerCertificates | None) -> None:
         """What the server counts itself: changed files that can't be used."""
         self._certificates = certificates
+
+    def watch_passes(self, counts: PassCounts) -> None:
+        """What the method counts itself."""
+        self._passes = counts
 
     def ready(self) -> None:
         """Drafts can be asked for from now on."""
@@ -86,6 +97,10 @@ class DrafterMetrics:
             (ROUNDS, self.queue.count),
             (DRAFT_TOKENS, self.num_draft_tokens),
             (CATCH_UP_TOKENS, self.num_catch_up_tokens),
+            (GRAPH_PASSES, self._passes.num_graph_passes),
+            (EAGER_PASSES, self._passes.num_eager_passes),
+            (PASS_TOKENS, self._passes.num_tokens),
+            (PADDED_TOKENS, self._passes.num_padded_tokens),
             (STREAMS_OPENED, self.num_streams_opened),
             (FAILED_RELOADS, 0 if self._certificates is None else self._certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),

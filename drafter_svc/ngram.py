@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specwire.config import DrafterConfig
+from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
@@ -54,6 +55,7 @@ class Ngram:
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._contexts: dict[int, _Context] = {}
+        self.counts = PassCounts()
 
     @classmethod
     def from_config(cls, config: DrafterConfig) -> "Ngram":

@@ -98,6 +98,7 @@ class Worker:
         self.ready.set_running_or_notify_cancel()
         try:
             method = self._build()
+            self.metrics.watch_passes(method.counts)
             self.draft_cost = measure_draft_cost(method, self._cost_budget_s) if self._cost_budget_s else ()
         except Exception as error:
             self.ready.set_exception(error)

@@ -89,6 +89,7 @@ class DrafterConfig:
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
     prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
+    use_cuda_graphs: bool = option(True, "on CUDA draft in captured graphs; no = kernel by kernel, to look for faults")
     grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
     kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1, high=_MAX_BYTES)

@@ -11,6 +11,7 @@ import grpc
 from drafter_svc.method import Ask, Drafts, Method, build_method
 from drafter_svc.server import DrafterServer
 from specwire.config import DrafterConfig
+from specwire.engine.counts import PassCounts
 from specwire.messages import DraftOpen, DraftResult, DraftRound, Hello, RowStatus, ServiceDescription
 from specwire.rpc import open_channel
 from specwire.sampling_params import SamplingParams
@@ -38,6 +39,7 @@ class ScriptedMethod:
         self.emptied = threading.Event()
         self.num_behind = 0
         self.num_chunks = 0
+        self.counts = PassCounts()
         self._propose = propose or (lambda tokens, num_drafts: [tokens[-1] + 1 + i for i in range(num_drafts)])
         self._description = ServiceDescription("scripted", "", 0, 1 << 20, max_num_drafts, max_num_seqs, method="scripted")
 

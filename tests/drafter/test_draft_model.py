@@ -2,15 +2,19 @@
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from drafter_svc.draft_model import DraftModel
+from drafter_svc.forward import DraftForward, EagerForward
 from drafter_svc.method import Ask, Drafts
+from specwire.engine.graphs.draft_runner import DraftRunner
+from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
+from specwire.engine.runner import ModelRunner
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus
 from specwire.sampling_params import SamplingParams
@@ -23,11 +27,29 @@ HOT = SamplingParams(temperature=1.5)
 MODEL = tiny_model()
 
 
-def make(model: Decoder = MODEL, num_blocks: int = 256, max_num_drafts: int = 8, **options: object) -> DraftModel:
-    method = DraftModel(model, num_blocks=num_blocks, max_num_drafts=max_num_drafts, **options)  # type: ignore[arg-type]
-    for layer in method._runner.kv_cache.layers:
-        layer.fill_(float("nan"))  # what was not computed must not be read
-    return method
+Make = Callable[..., DraftModel]
+
+
+def eager_forward(model: Decoder, cache: KVCache, max_num_drafts: int) -> DraftForward:
+    return EagerForward(ModelRunner(model, cache))
+
+
+def device_forward(model: Decoder, cache: KVCache, max_num_drafts: int) -> DraftForward:
+    return DraftRunner(model, cache, max_num_seqs=12, max_num_drafts=max_num_drafts, max_model_len=512, max_chunk=48)
+
+
+@pytest.fixture(params=[eager_forward, device_forward])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes a drafter over either way to run the model."""
+
+    def make(model: Decoder = MODEL, num_blocks: int = 256, max_num_drafts: int = 8, **options: object) -> DraftModel:
+        cache = KVCache(model.config, num_blocks, model.dtype)
+        for layer in cache.layers:
+            layer.fill_(float("nan"))  # what was not computed must not be read
+        forward = request.param(model, cache, max_num_drafts)
+        return DraftModel(model, forward, num_blocks=num_blocks, max_num_drafts=max_num_drafts, **options)  # type: ignore[arg-type]
+
+    return make
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -98,7 +120,7 @@ def decode_plainly(method: DraftModel, lives: Sequence[Life], num_steps: int, *,
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
-def test_equal_weights_accept_every_draft(k: int, texts: list[list[int]]) -> None:
+def test_equal_weights_accept_every_draft(make: Make, k: int, texts: list[list[int]]) -> None:
     method = make()
     initial = method.num_free_blocks
     lives = begin_all(method, texts)
@@ -132,7 +154,7 @@ def test_equal_weights_accept_every_draft(k: int, texts: list[list[int]]) -> Non
     assert method.num_free_blocks == initial
 
 
-def test_small_gaps_are_closed_in_the_round_itself(texts: list[list[int]]) -> None:
+def test_small_gaps_are_closed_in_the_round_itself(make: Make, texts: list[list[int]]) -> None:
     method = make()
     lives = begin_all(method, texts)
     step(method, lives, 3)
@@ -143,7 +165,7 @@ def test_small_gaps_are_closed_in_the_round_itself(texts: list[list[int]]) -> No
     assert {drafts.status for drafts in method.propose([Ask(life.seq_id, 3) for life in lives])} == {RowStatus.CATCHING_UP}
 
 
-def test_asking_again_at_the_same_length_gives_the_same_drafts(texts: list[list[int]]) -> None:
+def test_asking_again_at_the_same_length_gives_the_same_drafts(make: Make, texts: list[list[int]]) -> None:
     method = make()
     lives = begin_all(method, texts)
     first = method.propose([Ask(life.seq_id, 8) for life in lives])
@@ -155,7 +177,7 @@ def test_asking_again_at_the_same_length_gives_the_same_drafts(texts: list[list[
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_drafts_after_any_history_equal_those_of_a_fresh_drafter(seed: int) -> None:
+def test_drafts_after_any_history_equal_those_of_a_fresh_drafter(make: Make, seed: int) -> None:
     """Random histories of three sequences: steps that accept any part of the drafts, rounds whose drafts were not used, plain tokens few
     or many, background work of any size, reopening with any part of the tokens."""
     rng = random.Random(seed)
@@ -193,7 +215,7 @@ def test_drafts_after_any_history_equal_those_of_a_fresh_drafter(seed: int) -> N
         assert drafts.scores == pytest.approx(expected.scores, abs=1e-5)
 
 
-def test_a_thousand_random_operations_lose_no_block() -> None:
+def test_a_thousand_random_operations_lose_no_block(make: Make) -> None:
     rng = random.Random(11)
     method = make(num_blocks=12, max_num_drafts=5)
     lengths: dict[int, int] = {}
@@ -233,7 +255,7 @@ def test_a_thousand_random_operations_lose_no_block() -> None:
     assert method.num_free_blocks == 12
 
 
-def test_out_of_blocks_is_one_sequences_trouble_and_passes(texts: list[list[int]]) -> None:
+def test_out_of_blocks_is_one_sequences_trouble_and_passes(make: Make, texts: list[list[int]]) -> None:
     method = make(num_blocks=5)
     method.open(9, open_request(tokens(60, seed=9)))
     small, late = (Life(request.slot, request, texts[request.slot], len(request.token_ids)) for request in REQUESTS[1:4:2])
@@ -257,7 +279,7 @@ def test_out_of_blocks_is_one_sequences_trouble_and_passes(texts: list[list[int]
 
 
 @pytest.mark.parametrize(("length", "expected"), [(58, 5), (59, 5), (60, 4), (63, 1), (64, 0), (65, 0), (90, 0)])
-def test_never_drafts_past_its_window(length: int, expected: int) -> None:
+def test_never_drafts_past_its_window(make: Make, length: int, expected: int) -> None:
     model = tiny_model(max_position_embeddings=64)
     method = make(model, max_num_drafts=5)
     assert method.description.max_model_len == 64
@@ -272,13 +294,13 @@ def test_never_drafts_past_its_window(length: int, expected: int) -> None:
     assert method.propose([Ask(0, 9)])[0].status is RowStatus.OK
 
 
-def test_window_of_the_configuration() -> None:
+def test_window_of_the_configuration(make: Make) -> None:
     assert make(max_model_len=100).description.max_model_len == 100
     assert make(max_model_len=100_000).description.max_model_len == 512
 
 
 @pytest.mark.parametrize("wrong", [-1, VOCAB_SIZE, 2**31 - 1])
-def test_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
+def test_ids_outside_the_vocabulary_are_refused(make: Make, wrong: int) -> None:
     method = make()
     with pytest.raises(InvalidArgumentError, match=f"token id {wrong} is not in the draft model's vocabulary, 0 to {VOCAB_SIZE - 1}"):
         method.open(0, open_request([1, wrong, 2]))
@@ -290,7 +312,7 @@ def test_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
     assert method.num_free_blocks == 256
 
 
-def test_an_empty_sequence_gets_no_drafts_until_it_has_a_token() -> None:
+def test_an_empty_sequence_gets_no_drafts_until_it_has_a_token(make: Make) -> None:
     method = make()
     method.open(0, open_request([]))
     assert method.propose([Ask(0, 3)]) == [Drafts(RowStatus.OK)]
@@ -298,7 +320,7 @@ def test_an_empty_sequence_gets_no_drafts_until_it_has_a_token() -> None:
     assert len(method.propose([Ask(0, 3)])[0].token_ids) == 3
 
 
-def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones() -> None:
+def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones(make: Make) -> None:
     method = make()
     method.open(0, open_request(tokens(400)))
     method.open(1, open_request(tokens(30, seed=1)))
@@ -315,7 +337,7 @@ def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones() -> None
     assert method.propose([Ask(0, 2)])[0].status is RowStatus.OK
 
 
-def test_a_reopened_sequence_finds_its_prefix_in_the_cache() -> None:
+def test_a_reopened_sequence_finds_its_prefix_in_the_cache(make: Make) -> None:
     method = make()
     method.open(0, open_request(tokens(200)))
     catch_up(method)
@@ -324,18 +346,26 @@ def test_a_reopened_sequence_finds_its_prefix_in_the_cache() -> None:
     assert method.propose([Ask(0, 1)])[0].status is RowStatus.OK
 
 
-def test_one_forward_pass_a_draft_position_over_all_sequences(monkeypatch: pytest.MonkeyPatch, texts: list[list[int]]) -> None:
+def test_one_forward_pass_a_draft_position_over_all_sequences(make: Make, texts: list[list[int]]) -> None:
     method = make()
     lives = begin_all(method, texts)
-    sizes: list[int] = []
-    forward = method._runner.forward
-    monkeypatch.setattr(method._runner, "forward", lambda batch: (sizes.append(batch.num_tokens), forward(batch))[1])
+    before = dataclasses.replace(method.counts)
     method.propose([Ask(life.seq_id, k) for life, k in zip(lives, (1, 2, 3, 5, 5), strict=True)])
-    # The first pass computes what has no KV: all of the two short prompts, the last token of the others.
-    assert sizes == [1 + 16 + 1 + 1 + 1, 4, 3, 2, 2]
+    counts = method.counts
+    num_passes = counts.num_graph_passes + counts.num_eager_passes - before.num_graph_passes - before.num_eager_passes
+    # The first pass computes what has no KV: all of the two short prompts, the last token of the others. In a graph no row has 16 tokens.
+    first = 1 + 16 + 1 + 1 + 1
+    assert counts.num_tokens - before.num_tokens == first + 4 + 3 + 2 + 2
+    if counts.num_graph_passes:
+        assert num_passes == 6
+        assert counts.num_eager_passes - before.num_eager_passes == 1
+        assert counts.num_padded_tokens - before.num_padded_tokens == 15 + 8 + 4 + 4 + 2 + 2
+    else:
+        assert num_passes == 5
+        assert counts.num_padded_tokens == counts.num_tokens
 
 
-def test_scores_are_the_probabilities_of_the_drawn_tokens() -> None:
+def test_scores_are_the_probabilities_of_the_drawn_tokens(make: Make) -> None:
     method = make()
     prompts, sampling = [tokens(9), tokens(12, seed=1)], [GREEDY, SAMPLED]
     for seq_id in range(2):
@@ -346,25 +376,25 @@ def test_scores_are_the_probabilities_of_the_drawn_tokens() -> None:
         assert drafts.scores == pytest.approx([float(row[token]) for row, token in zip(probs, drafts.token_ids, strict=True)], abs=1e-5)
 
 
-def test_greedy_drafting_of_sampled_requests() -> None:
-    drafts = make_and_draft(HOT, greedy=True)
+def test_greedy_drafting_of_sampled_requests(make: Make) -> None:
+    drafts = make_and_draft(make, HOT, greedy=True)
     assert drafts == target_logits(MODEL, [*tokens(9), *drafts]).argmax(-1)[8:-1].tolist()
-    assert drafts != make_and_draft(HOT)
+    assert drafts != make_and_draft(make, HOT)
 
 
-def make_and_draft(sampling: SamplingParams, *, greedy: bool = False) -> list[int]:
+def make_and_draft(make: Make, sampling: SamplingParams, *, greedy: bool = False) -> list[int]:
     method = make(greedy=greedy)
     method.open(0, open_request(tokens(9), sampling=sampling))
     return method.propose([Ask(0, 5)])[0].token_ids
 
 
-def test_only_the_temperature_is_applied() -> None:
-    plain = make_and_draft(SAMPLED)
-    assert plain == make_and_draft(SAMPLED.replace(top_k=1, repetition_penalty=2.0, logit_bias={3: 50.0}, min_tokens=5))
-    assert plain != make_and_draft(HOT)
+def test_only_the_temperature_is_applied(make: Make) -> None:
+    plain = make_and_draft(make, SAMPLED)
+    assert plain == make_and_draft(make, SAMPLED.replace(top_k=1, repetition_penalty=2.0, logit_bias={3: 50.0}, min_tokens=5))
+    assert plain != make_and_draft(make, HOT)
 
 
-def test_broken_weights_give_scores_of_zero() -> None:
+def test_broken_weights_give_scores_of_zero(make: Make) -> None:
     model = tiny_model()
     model._final_norm.fill_(float("nan"))
     method = make(model)

@@ -1,0 +1,106 @@
+"""Runs the draft model: pass by pass from the host, or on the device from one upload to one download."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from specwire.engine.batch import Segment
+from specwire.engine.counts import PassCounts
+from specwire.engine.graphs.draft_runner import DraftRunner, DraftTokens
+from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.decoder import Decoder
+from specwire.engine.runner import ModelRunner
+from specwire.engine.sampling.draft import sample_draft
+
+
+class DraftForward(Protocol):
+    """Forward passes over sequences in slots, whose blocks the caller owns."""
+
+    @property
+    def counts(self) -> PassCounts: ...
+
+    def open(self, slot: int, sampling: DraftSampling) -> None:
+        """A new sequence in a slot."""
+        ...
+
+    def compute(self, rows: Sequence[DraftRow]) -> None:
+        """Writes KV of the rows' tokens."""
+        ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTokens]:
+        """Writes KV of the rows' tokens and of all drafts but the last; drafts of each row, in order. Rows want at least one."""
+        ...
+
+
+def make_forward(
+    model: Decoder, kv_cache: KVCache, *, max_num_seqs: int, max_num_drafts: int, max_model_len: int, max_chunk: int, use_graphs: bool
+) -> DraftForward:
+    """What suits the model's device; see `DraftRunner` for the sizes. A `DraftRunner` is to be captured before its first call."""
+    if model.device.type != "cuda":
+        return EagerForward(ModelRunner(model, kv_cache))
+    return DraftRunner(
+        model,
+        kv_cache,
+        max_num_seqs=max_num_seqs,
+        max_num_drafts=max_num_drafts,
+        max_model_len=max_model_len,
+        max_chunk=max_chunk,
+        use_graphs=use_graphs,
+    )
+
+
+class EagerForward:
+    """A pass for each draft position; the host sees every draft."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.counts = PassCounts()
+        self._runner = runner
+        self._sampling: dict[int, DraftSampling] = {}
+
+    def open(self, slot: int, sampling: DraftSampling) -> None:
+        """See `DraftForward.open`."""
+        self._sampling[slot] = sampling
+
+    def compute(self, rows: Sequence[DraftRow]) -> None:
+        """See `DraftForward.compute`."""
+        if rows:
+            self._run([Segment(row.token_ids, row.start_position, row.block_table) for row in rows])
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTokens]:
+        """See `DraftForward.propose`."""
+        drafts = [DraftTokens([], []) for _ in rows]
+        live = list(range(len(rows)))
+        segments = [Segment(row.token_ids, row.start_position, row.block_table) for row in rows]
+        for position in range(max((row.num_drafts for row in rows), default=0)):
+            if position:
+                live = [index for index in live if rows[index].num_drafts > position]
+                segments = [Segment([drafts[index].token_ids[-1]], _end(rows[index]) + position - 1, rows[index].block_table) for index in live]
+            hidden = self._run(segments)
+            sampling = [self._sampling[rows[index].slot] for index in live]
+            samples = sample_draft(
+                self._runner.logits(hidden, range(len(live))),
+                temperatures=[one.temperature for one in sampling],
+                keys=[one.key for one in sampling],
+                indices=[_end(rows[index]) + position for index in live],
+                choices=[one.choice for one in sampling],
+            )
+            for index, token_id, prob in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
+                drafts[index].token_ids.append(token_id)
+                drafts[index].probs.append(prob)
+        return drafts
+
+    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Hidden states [S, hidden_size] of each segment's last token."""
+        batch = self._runner.batch(segments)
+        self.counts.num_eager_passes += 1
+        self.counts.num_tokens += batch.num_tokens
+        self.counts.num_padded_tokens += batch.num_tokens
+        hidden = self._runner.forward(batch)
+        return hidden[torch.tensor(batch.row_starts[1:], device=hidden.device) - 1]
+
+
+def _end(row: DraftRow) -> int:
+    """Tokens of the sequence up to the row's last one."""
+    return row.start_position + len(row.token_ids)

@@ -1,0 +1,13 @@
+"""What a model's forward passes are counted as; imports no torch, so that services without a model may name it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class PassCounts:
+    """Forward passes since the start."""
+
+    num_graph_passes: int = 0  # as captured graphs; off CUDA, passes of a graph's size
+    num_eager_passes: int = 0  # kernel by kernel: chunks of prompts, and everything where there are no padded sizes
+    num_tokens: int = 0  # that went through the model
+    num_padded_tokens: int = 0  # the same with padding

@@ -1,0 +1,234 @@
+"""Runs a draft model on a device: one upload and one small download a call; every draft but the first follows from a token that no host has seen.
+
+Nothing that knows of sequences, scheduling or blocks' owners may be added here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specwire.engine.counts import PassCounts
+from specwire.engine.graphs.backends import Backend, choose_backend
+from specwire.engine.graphs.draft_forward import DraftForward
+from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
+from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling, DraftUploads
+from specwire.engine.graphs.tensors import RoundLimits
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.decoder import Decoder
+
+
+class DraftTokens(NamedTuple):
+    """Drafts of one row, and the probability of each under the draft model."""
+
+    token_ids: list[int]
+    probs: list[float]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass of one padded size."""
+
+    run: Callable[[], None]
+    graph: torch.cuda.CUDAGraph | None = None  # None where there are no graphs, or before the capture
+
+
+class DraftRunner:
+    """One draft model on one device, one call at a time. Not thread-safe: one thread owns it.
+
+    A call of `propose` is a first pass over the committed tokens that have no KV yet, which draws draft 1 of each row, then a pass for each
+    further draft over the rows that want it. First passes are padded to token counts, the others to row counts; on CUDA each size is a graph.
+
+    Args:
+        model: the draft model.
+        kv_cache: on the same device.
+        max_num_seqs: slots.
+        max_num_drafts: most drafts of a row (K).
+        max_model_len: most tokens of a sequence.
+        max_chunk: most tokens of one pass of `compute`; more than fit are divided.
+        backend: None = the device's.
+        use_graphs: False runs the same kernels one by one, to look for faults. Off a CUDA device there are no graphs.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_drafts: int,
+        max_model_len: int,
+        max_chunk: int,
+        backend: Backend | None = None,
+        use_graphs: bool = True,
+    ) -> None:
+        device = model.device
+        limits = RoundLimits(max_num_seqs, max_num_drafts, max(max_chunk, max_num_seqs * (max_num_drafts + 1)), max_model_len)
+        self.counts = PassCounts()
+        self._max_num_seqs, self._max_chunk, self._max_query_len = max_num_seqs, limits.max_num_batched_tokens, limits.max_query_len
+        self._use_graphs = use_graphs and device.type == "cuda"
+        backend = backend or choose_backend(model.config, device, model.dtype, kv_cache.block_size)
+
+        max_blocks = -(-max_model_len // kv_cache.block_size)
+        self._uploads = DraftUploads(max_num_seqs, max_blocks, self._max_chunk, device)
+        tables, row_tables = torch.zeros((2, max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self._inputs = DraftInputs.allocate(max_num_seqs, self._max_chunk, row_tables)
+        following = DraftInputs.allocate(max_num_seqs, max_num_seqs, row_tables)
+        self._rows = DraftRows.allocate(max_num_seqs, max_num_drafts, device)
+        self._download = torch.zeros(self._rows.results.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._finished = torch.cuda.Event() if device.type == "cuda" else None
+
+        forward = self._forward = DraftForward(model, kv_cache, backend, self._uploads.on_device, tables, self._rows, following)
+        self._chunk_attention = backend.attention(max_num_seqs, self._max_chunk, self._max_chunk)
+        self._first: dict[int, _Pass] = {}
+        for size in limits.graph_sizes():
+            num_rows = min(size, max_num_seqs)
+            attention = backend.attention(num_rows, size, min(size, self._max_query_len))
+            self._first[size] = _Pass(partial(forward.first, self._inputs.first(num_rows, size), attention))
+        # Each size of these is also one of the first passes', so that a first pass leaves nothing old in the rows of the passes after it.
+        self._steps: dict[int, _Pass] = {}
+        for size in replace(limits, max_num_draft_tokens=0).graph_sizes():
+            self._steps[size] = _Pass(partial(forward.step, following.first(size, size), backend.attention(size, size, 1)))
+
+    @property
+    def num_planned_graphs(self) -> int:
+        """How many `capture` makes."""
+        return len(self._first) + len(self._steps) if self._use_graphs else 0
+
+    @property
+    def num_graphs(self) -> int:
+        """How many `capture` makes."""
+        return len(self._first) + len(self._steps) if self._use_graphs else 0
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs an empty pass of each kind in its largest size, kernel by kernel: no pass takes more memory."""
+        self._run_largest_chunk()
+        for passes in (self._first, self._steps):
+            passes[max(passes)].run()
+
+    @torch.inference_mode()
+    def capture(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compiles all kernels and, on CUDA, captures a graph of each size into one memory pool.
+
+        Args:
+            on_progress: called with (graphs captured, graphs in all) after each one.
+        """
+        self._run_largest_chunk()
+        if not self._use_graphs:
+            return
+        pool = torch.cuda.graph_pool_handle()
+        # Largest first: the memory of a smaller one fits into that of a larger one.
+        passes = [made for kind in (self._first, self._steps) for _, made in sorted(kind.items(), reverse=True)]
+        for done, made in enumerate(passes):
+            made.run()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                made.run()
+            made.graph = graph
+            on_progress(done + 1, len(passes))
+
+    def open(self, slot: int, sampling: DraftSampling) -> None:
+        """A new sequence in a slot, from the next call on."""
+        self._uploads.open(slot, sampling)
+
+    @torch.inference_mode()
+    def compute(self, rows: Sequence[DraftRow]) -> None:
+        """Writes KV of the rows' tokens, kernel by kernel. Returns when the last pass has been started; the next call waits for it."""
+        for chunk in _divide(rows, self._max_chunk):
+            num_tokens = self._send(chunk)
+            self._count(num_tokens, num_tokens)
+            self.counts.num_eager_passes += 1
+            self._forward.compute(self._inputs.first(self._max_num_seqs, num_tokens), self._chunk_attention)
+            self._record()
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTokens]:
+        """Drafts for rows that want at least one each, in their order."""
+        order = sorted(range(len(rows)), key=lambda index: -rows[index].num_drafts)
+        ordered = self._shorten([rows[index] for index in order])
+        if not ordered:
+            return []
+        assert ordered[-1].num_drafts > 0, f"no drafts wanted: {ordered[-1]}"
+        num_tokens, num_live = self._send(ordered), len(ordered)
+        self._run(self._first, num_tokens)
+        for position in range(1, ordered[0].num_drafts):
+            while ordered[num_live - 1].num_drafts <= position:
+                num_live -= 1
+            self._run(self._steps, num_live)
+        self._download[: len(rows)].copy_(self._rows.results[: len(rows)], non_blocking=True)
+        self._record()
+        self._wait()
+        numbers = self._download[: len(rows)].numpy()
+        token_ids, probs = numbers[:, 0].tolist(), numbers[:, 1].view(np.float32).tolist()
+        drafts: list[DraftTokens] = [DraftTokens([], [])] * len(rows)
+        for place, index in enumerate(order):
+            num_drafts = rows[index].num_drafts
+            drafts[index] = DraftTokens(token_ids[place][:num_drafts], probs[place][:num_drafts])
+        return drafts
+
+    def _shorten(self, rows: list[DraftRow]) -> list[DraftRow]:
+        """Computes all but the last token of rows that are longer than any graph takes; returns what is left."""
+        long = [row for row in rows if len(row.token_ids) > self._max_query_len]
+        if not long:
+            return rows
+        self.compute([replace(row, token_ids=row.token_ids[:-1]) for row in long])
+        last = {row.slot: replace(row, start_position=row.start_position + len(row.token_ids) - 1, token_ids=row.token_ids[-1:]) for row in long}
+        return [last.get(row.slot, row) for row in rows]
+
+    def _send(self, rows: Sequence[DraftRow]) -> int:
+        """Uploads a call; returns its number of tokens."""
+        self._wait()
+        self._uploads.send(rows)
+        return sum([len(row.token_ids) for row in rows])
+
+    def _run_largest_chunk(self) -> None:
+        """An empty one, kernel by kernel."""
+        self._uploads.send(())
+        self._forward.compute(self._inputs.first(self._max_num_seqs, self._max_chunk), self._chunk_attention)
+
+    def _run(self, passes: dict[int, _Pass], count: int) -> None:
+        """The smallest size that holds `count`."""
+        size = next(size for size in passes if size >= count)
+        self._count(count, size)
+        self.counts.num_graph_passes += 1
+        made = passes[size]
+        if made.graph is not None:
+            made.graph.replay()
+        else:
+            assert not self._use_graphs, "graphs are not captured: call capture first"
+            made.run()
+
+    def _count(self, num_tokens: int, num_padded_tokens: int) -> None:
+        self.counts.num_tokens += num_tokens
+        self.counts.num_padded_tokens += num_padded_tokens
+
+    def _record(self) -> None:
+        if self._finished is not None:
+            self._finished.record()
+
+    def _wait(self) -> None:
+        """For the call before: its buffers are used again, and the device should not fall far behind the host."""
+        if self._finished is not None:
+            self._finished.synchronize()
+
+
+def _divide(rows: Sequence[DraftRow], most: int) -> Iterator[list[DraftRow]]:
+    """Parts of at most `most` tokens; a row that crosses the border is in both."""
+    part: list[DraftRow] = []
+    room = most
+    for row in rows:
+        begin = 0
+        while begin < len(row.token_ids):
+            token_ids = row.token_ids[begin : begin + room]
+            part.append(replace(row, start_position=row.start_position + begin, token_ids=token_ids))
+            begin, room = begin + len(token_ids), room - len(token_ids)
+            if not room:
+                yield part
+                part, room = [], most
+    if part:
+        yield part
