@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from specwire.errors import InvalidArgumentError
+from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig
 
 Config = TypeVar("Config")
@@ -23,6 +23,8 @@ _MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
 MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
+_UTILIZATION = "share of the device's memory that this process may use in all, on CUDA; kv_cache_memory goes before it"
+_ONE_DEVICE = "a model must fit on one device: take a smaller model or dtype, and for more throughput several verifiers"
 _DEVICES = r"cpu|cuda(:\d+)?"
 MAX_REPLICAS = 64
 """Of verifiers and of drafters that `specwire up` starts."""
@@ -32,7 +34,13 @@ _DNS = "dns:///"
 
 
 def option(
-    default: Any, text: str, low: float | None = None, pattern: str | None = None, high: float = _MAX_NUMBER, lowest_port: int | None = None
+    default: Any,
+    text: str,
+    low: float | None = None,
+    pattern: str | None = None,
+    high: float = _MAX_NUMBER,
+    lowest_port: int | None = None,
+    instead: str = "",
 ) -> Any:
     """A field that is also a command-line flag: its help text, and what it may be.
 
@@ -40,8 +48,10 @@ def option(
         low, high: range of a number.
         pattern: regular expression that a text must match.
         lowest_port: makes it an address, or a tuple of addresses, with ports from this one; no address is fine where the default has none.
+        instead: only the default is built, and this is what to do instead of another value.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "low": low, "high": high, "pattern": pattern, "lowest_port": lowest_port})
+    rules = {"help": text, "low": low, "high": high, "pattern": pattern, "lowest_port": lowest_port, "instead": instead}
+    return dataclasses.field(default=default, metadata=rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +61,24 @@ class VerifierConfig:
     listen: tuple[str, ...] = option(("127.0.0.1:50052",), "addresses to serve on: host:port or unix:path", lowest_port=0)
     model: str = option(DEFAULT_MODEL, "target model: a Hugging Face folder, a GGUF file or a hub id", pattern=".+")
     load_format: str = option("auto", "auto, or dummy for seeded random weights of the model's shape", pattern="auto|dummy")
+    skip_tokenizer: bool = option(False, "serve token ids only: no tokenizer is loaded, clients can send no text and no stop strings")
     dtype: str = option("auto", "auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the model; 0 = all cores", low=0)
     max_model_len: int = option(0, "longest sequence in tokens; 0 = the model's context", low=0)
     max_num_seqs: int = option(16, "most sequences open at once", low=1)
     max_num_batched_tokens: int = option(512, "most tokens in one round", low=1)
-    kv_cache_memory: int = option(1 << 30, "bytes for the paged KV cache", low=1, high=_MAX_BYTES)
-    num_kv_blocks: int = option(0, "KV blocks; 0 = as many as kv_cache_memory holds", low=0)
+    gpu_memory_utilization: float = option(0.9, _UTILIZATION, low=0.01, high=1)
+    kv_cache_memory: int = option(0, "bytes for the paged KV cache; 0 = what gpu_memory_utilization leaves, on a CPU 1 GiB", low=0, high=_MAX_BYTES)
+    num_kv_blocks: int = option(0, "KV blocks; 0 = as many as the memory for them holds", low=0)
+    kv_cache_dtype: str = option("auto", "dtype of keys and values: auto is the model's", instead="leave it, and lower max_num_seqs or max_model_len")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
+    profile_context_len: int = option(8192, "tokens of context behind which costs are measured at the start, as far as they fit", low=1)
     use_cuda_graphs: bool = option(True, "on CUDA run rounds as captured graphs; no = kernel by kernel, to look for faults")
+    tensor_parallel_size: int = option(1, "devices that share each layer of a model", instead=_ONE_DEVICE)
+    pipeline_parallel_size: int = option(1, "devices that share a model's layers", instead=_ONE_DEVICE)
+    enable_lora: bool = option(False, "serve LoRA adapters", instead="merge the adapter into a checkpoint and serve that")
     grace_s: float = option(10.0, "most seconds from SIGTERM until the coordinator has gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)
@@ -84,15 +101,20 @@ class DrafterConfig:
 
     listen: tuple[str, ...] = option(("127.0.0.1:50051",), "addresses to serve on: host:port or unix:path", lowest_port=0)
     load_format: str = option("auto", "auto, or dummy for seeded random weights of the draft model's shape", pattern="auto|dummy")
+    skip_tokenizer: bool = option(False, "load no tokenizer: whether ids are the target's is seen by the size of the vocabulary only")
     dtype: str = option("auto", "draft model: auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
     prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
+    profile_context_len: int = option(8192, "tokens of context behind which costs are measured at the start, as far as they fit", low=1)
     use_cuda_graphs: bool = option(True, "on CUDA draft in captured graphs; no = kernel by kernel, to look for faults")
     grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
-    kv_cache_memory: int = option(1 << 30, "bytes for the draft model's paged KV cache", low=1, high=_MAX_BYTES)
+    gpu_memory_utilization: float = option(0.9, _UTILIZATION, low=0.01, high=1)
+    kv_cache_memory: int = option(
+        0, "bytes for the draft model's paged KV cache; 0 = what gpu_memory_utilization leaves, on a CPU 1 GiB", low=0, high=_MAX_BYTES
+    )
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
     tls_key: str = option("", "PEM file of its key")
@@ -201,12 +223,18 @@ def format_value(value: object) -> str:
 
 
 def check_field(field: "dataclasses.Field[Any]", value: Any, name: str) -> None:
-    """Raise InvalidArgumentError unless a value of the field's type is one that it may have.
+    """Check a value of the field's type.
 
     Args:
         name: what the one who gave it calls it.
+
+    Raises:
+        InvalidArgumentError: it is none that the field may have.
+        UnsupportedError: only the default is built.
     """
     rules = field.metadata
+    if rules["instead"] and value != field.default:
+        raise UnsupportedError(f"{name} is {format_value(value)}, but only {format_value(field.default)} is built; {rules['instead']}")
     # Written so that NaN is refused too.
     if rules["low"] is not None and not rules["low"] <= value <= rules["high"]:
         raise InvalidArgumentError(f"{name} is {value}, but must be a number from {rules['low']} to {rules['high']} ({rules['help']})")

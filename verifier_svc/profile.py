@@ -3,84 +3,104 @@
 import logging
 import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from specwire.engine.batch import Segment
-from specwire.engine.runner import ModelRunner
 from specwire.messages import VerifyCost
+
+from .profile_shapes import NUM_REPEATS, Pair, ProfileLimits, ProfileShapes, RoundShape, profile_shapes
 
 logger = logging.getLogger(__name__)
 
-_NUM_REPEATS = 5
 _MIN_REPEATS = 3
 """Differences of fewer repeats are noise."""
-_CONTEXT_TOKENS = 1024
-_NUM_ROWS = 16
+_LEAST_MS = 1e-3
+"""No step is free, whatever the noise of a small one and the slopes of large ones say."""
 
 
-class _Shape(NamedTuple):
-    """A step of num_rows rows with num_tokens tokens each behind context tokens."""
+class RoundTimer(Protocol):
+    """Runs rounds of token ids that mean nothing, in KV blocks that hold nothing, while no sequence is open."""
 
-    num_tokens: int
-    num_rows: int = 1
-    context: int = 0
+    def round_ms(self, shape: RoundShape) -> float:
+        """Milliseconds from the launch of one round to its results."""
+        ...
 
 
-def measure_verify_cost(runner: ModelRunner, max_num_tokens: int, max_context: int, budget_s: float = 1.5) -> VerifyCost:
-    """Times forward passes with the logits of all their tokens, each up to 5 times, before any sequence is open; takes medians.
-
-    step_ms is one row of 1, 2, 4, ... tokens without context; ms_per_row compares 16 rows of a token with a row of 16;
-    ms_per_kv_token compares a token behind a context with one without.
+def measure_verify_cost(timer: RoundTimer, limits: ProfileLimits, *, budget_s: float, clock: Callable[[], float] = time.monotonic) -> VerifyCost:
+    """Times the rounds of `profile_shapes`, each up to 5 times, before any sequence is open; takes medians. ms_per_row and ms_per_kv_token are
+    least squares over all pairs of rounds that differ in nothing else.
 
     Args:
-        runner: its KV cache is overwritten.
-        max_num_tokens: most tokens of a step.
-        max_context: most tokens of the context.
-        budget_s: once it is spent, nothing is repeated, and larger rows are left out, which the log says.
+        timer: its KV cache is overwritten.
+        limits: what rounds there may be.
+        budget_s: once it is spent, nothing more is measured, which the log says.
     """
-    started = time.monotonic()
-    capacity = runner.kv_cache.num_blocks * runner.kv_cache.block_size
-    sizes = [1 << i for i in range(min(max_num_tokens, capacity).bit_length())]
-    behind_context = _Shape(1, context=min(_CONTEXT_TOKENS, max_context, capacity - 1))
-    many_rows = _Shape(1, num_rows=min(_NUM_ROWS, runner.kv_cache.num_blocks, sizes[-1]))
-    shapes = dict.fromkeys([_Shape(1), behind_context, many_rows, _Shape(many_rows.num_rows), *map(_Shape, sizes)])
-
-    _step_ms(runner, _Shape(1))  # first-call costs
-    samples = {_Shape(1): [_step_ms(runner, _Shape(1))]}
-    for repeat in range(_NUM_REPEATS):
-        for shape in shapes:
-            if time.monotonic() - started < budget_s and (repeat == 0 or shape in samples):
-                samples.setdefault(shape, []).append(_step_ms(runner, shape))
+    started = clock()
+    shapes = profile_shapes(limits)
+    first = shapes.order[0]
+    timer.round_ms(first)  # first-call costs
+    samples = {first: [timer.round_ms(first)]}
+    for _ in range(NUM_REPEATS // shapes.repeats_at_once):
+        for shape in shapes.order:
+            for _ in range(shapes.repeats_at_once):
+                if clock() - started < budget_s:
+                    samples.setdefault(shape, []).append(timer.round_ms(shape))
     median = {shape: statistics.median(times) for shape, times in samples.items()}
     repeated = {shape: median[shape] for shape, times in samples.items() if len(times) >= _MIN_REPEATS}
-
-    measured = [size for size in sizes if _Shape(size) in median]
-    step_ms = [max(median[_Shape(smaller)] for smaller in measured if smaller <= size) for size in measured]  # more tokens never cost less
-    cost = VerifyCost(
-        num_tokens=tuple(measured),
-        step_ms=tuple(step_ms),
-        ms_per_kv_token=_slope(repeated, _Shape(1), behind_context, behind_context.context),
-        ms_per_row=_slope(repeated, _Shape(many_rows.num_rows), many_rows, many_rows.num_rows - 1),
-    )
+    cost = _fit(shapes, median, repeated, limits)
+    num_left_out = len(shapes.order) - len(samples)
     logger.info(
-        "measured verify costs in %.1f s (%d times each): %s ms for %s tokens, %.4f ms a row, %.6f ms a KV token%s",
-        time.monotonic() - started, len(samples[_Shape(1)]) - 1, ", ".join(f"{ms:.1f}" for ms in step_ms), ", ".join(map(str, measured)),
-        cost.ms_per_row, cost.ms_per_kv_token, "" if measured == sizes else f"; larger steps up to {sizes[-1]} tokens left out",
+        "measured verify costs in %.1f s: %.2f ms for %d to %.2f ms for %d tokens (%d sizes, %d with a chunk), %.4f ms a row, %.6f ms a KV token; "
+        "at most %.0f%% off from what was measured%s",
+        clock() - started, cost.step_ms[0], cost.num_tokens[0], cost.step_ms[-1], cost.num_tokens[-1], len(cost.num_tokens), len(cost.chunk_ms),
+        cost.ms_per_row, cost.ms_per_kv_token, 100 * _worst_residual(cost, repeated, shapes.chunks),
+        f"; {num_left_out} kinds of rounds were left out for want of time" if num_left_out else "",
     )  # fmt: skip
     return cost
 
 
-def _slope(repeated: dict[_Shape, float], base: _Shape, more: _Shape, difference: int) -> float:
-    """Milliseconds that each unit of the difference adds; 0 where it was not measured or can't be seen."""
-    return max(0.0, repeated[more] - repeated[base]) / difference if difference and base in repeated and more in repeated else 0.0
+def _fit(shapes: ProfileShapes, median: Mapping[RoundShape, float], repeated: Mapping[RoundShape, float], limits: ProfileLimits) -> VerifyCost:
+    ms_per_row = _slope(shapes.rows, repeated, lambda shape: shape.num_rows)
+    ms_per_kv_token = _slope(shapes.contexts, repeated, lambda shape: shape.num_kv_tokens)
+
+    def curve(measured: Sequence[RoundShape]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Sizes, and their milliseconds in one row; more tokens never cost less."""
+        found = [shape for shape in measured if shape in median]
+        times = [max(median[shape] - ms_per_row * (shape.num_rows - 1), _LEAST_MS) for shape in found]
+        return tuple(shape.num_tokens for shape in found), tuple(max(times[: index + 1]) for index in range(len(times)))
+
+    chunk_num_tokens, chunk_ms = curve(shapes.chunks)
+    max_graph_tokens = limits.graph_sizes[-1] if limits.graph_sizes else 0
+    num_tokens, step_ms = curve([*shapes.sizes, *(shape for shape in shapes.chunks if shape.num_tokens > max_graph_tokens)])
+    return VerifyCost(
+        num_tokens=num_tokens,
+        step_ms=step_ms,
+        ms_per_kv_token=ms_per_kv_token,
+        ms_per_row=ms_per_row,
+        max_graph_tokens=max_graph_tokens,
+        max_graph_row_tokens=limits.max_row_tokens if chunk_ms else 0,
+        chunk_num_tokens=chunk_num_tokens,
+        chunk_ms=chunk_ms,
+    )
 
 
-def _step_ms(runner: ModelRunner, shape: _Shape) -> float:
-    num_blocks = -(-(shape.context + shape.num_tokens) // runner.kv_cache.block_size)
-    tokens = [0] * shape.num_tokens
-    segments = [Segment(tokens, shape.context, range(row * num_blocks, (row + 1) * num_blocks)) for row in range(shape.num_rows)]
-    started = time.perf_counter()
-    batch = runner.batch(segments)
-    logits = runner.logits(runner.forward(batch), range(batch.num_tokens))
-    logits.argmax(dim=1).tolist()  # waits for the device
-    return (time.perf_counter() - started) * 1e3
+def _slope(pairs: Sequence[Pair], repeated: Mapping[RoundShape, float], amount: Callable[[RoundShape], int]) -> float:
+    """Milliseconds that each unit of the amount adds, by least squares; 0 where it was not measured or can't be seen."""
+    product = square = 0.0
+    for base, more in pairs:
+        if base in repeated and more in repeated:
+            difference = amount(more) - amount(base)
+            product += difference * (repeated[more] - repeated[base])
+            square += difference * difference
+    return max(0.0, product / square) if square else 0.0
+
+
+def _worst_residual(cost: VerifyCost, repeated: Mapping[RoundShape, float], chunks: Sequence[RoundShape]) -> float:
+    """Largest share by which the table is off for a round that it was made from."""
+    step_ms = dict(zip(cost.num_tokens, cost.step_ms, strict=True))
+    worst = 0.0
+    for shape, measured_ms in repeated.items():
+        if shape not in chunks:
+            predicted_ms = step_ms[shape.num_tokens] + cost.ms_per_row * (shape.num_rows - 1) + cost.ms_per_kv_token * shape.num_kv_tokens
+            worst = max(worst, abs(predicted_ms / measured_ms - 1))
+    return worst

@@ -15,7 +15,7 @@ from specwire.engine.graphs.backends import Attention, Backend, choose_backend
 from specwire.engine.graphs.forward import RoundForward
 from specwire.engine.graphs.results import Download, Round
 from specwire.engine.graphs.slot_tables import write_slot_tables
-from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState
+from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState, num_bytes
 from specwire.engine.graphs.upload import RoundRow, SentRound, Uploads
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
@@ -87,10 +87,14 @@ class RoundRunner:
         """Token counts that short rows are padded to, rising."""
         return list(self._size_list)
 
-    @property
-    def num_table_bytes(self) -> int:
-        """Memory on the device of the slots' tables over the vocabulary (bias, masks and counts)."""
-        return self._state.num_table_bytes
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device by what they hold; without graphs and the kernels' scratch."""
+        tables = self._state.num_table_bytes
+        return {
+            "logits": self._forward.logits.nbytes,
+            "slots' tables of biases, masks and counts": tables,
+            "slots and inputs": num_bytes(self._state) - tables + num_bytes(self._inputs) + self._uploads.on_device.nbytes,
+        }
 
     @property
     def num_planned_graphs(self) -> int:
@@ -124,6 +128,10 @@ class RoundRunner:
                 self._forward.run(made.inputs, made.attention)
             self._sizes[size] = _Size(made.inputs, made.attention, graph)
             on_progress(done + 1, len(self._sizes))
+
+    def reset_counts(self) -> None:
+        """Begins to count anew: what was run to measure is not to be seen in what is served."""
+        self.counts = RoundCounts()
 
     def open(self, slot: int, sampling: SlotSampling) -> None:
         """A new sequence in a slot, from the next round on; rounds launched before still see the old one."""
