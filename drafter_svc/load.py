@@ -1,17 +1,20 @@
 """Loads the draft model that the configuration names."""
 
 import logging
-import time
+from pathlib import Path
 
 from specwire.config import DrafterConfig
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.graphs.draft_runner import DraftRunner
 from specwire.engine.graphs.progress import log_progress
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
+from specwire.engine.memory import CPU_KV_BYTES, allocated_bytes, decide_kv_cache_bytes, log_memory, measure_needs, read_device_memory
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.loader import check_device, open_model
+from specwire.engine.out_of_memory import explain_out_of_memory
 from specwire.engine.runner import set_num_threads
 from specwire.errors import InvalidArgumentError
+from specwire.phases import Phases
 from specwire.tokenizer import Tokenizer
 
 from .draft_model import DraftModel
@@ -19,35 +22,44 @@ from .forward import DraftForward, make_forward
 
 logger = logging.getLogger(__name__)
 
+_SMALLER_MODEL = "take a smaller draft model or dtype bfloat16, or lower gpu_memory_utilization or kv_cache_memory of the verifier on this device"
+_LESS_WORK = "lower the drafter's max_num_seqs, prefill_chunk or num_speculative_tokens; lower its kv_cache_memory or gpu_memory_utilization if set"
 
-def load_draft_model(config: DrafterConfig) -> DraftModel:
-    """Loads weights and allocates KV blocks, on the thread that will run the model.
+
+def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> DraftModel:
+    """Loads weights, allocates KV blocks and, on CUDA, captures graphs, on the thread that will run the model.
+
+    Args:
+        phases: of a start that has begun already.
 
     Raises:
-        SpecwireError: the model is missing or not supported, or kv_cache_memory holds no sequence.
+        SpecwireError: the model is missing or not supported, kv_cache_memory holds no sequence, or the device's memory does not suffice.
     """
-    spec = config.speculative_config
+    spec, phases = config.speculative_config, phases or Phases()
     assert spec.model is not None, "a configuration with method draft_model names its model"
     set_num_threads(config.num_threads)
     check_device(config.device)
-    started = time.monotonic()
-    folder = resolve_model(spec.model)
-    model = open_model(folder, load_format=config.load_format, dtype=config.dtype, device=config.device)
+    with phases.phase("files"):
+        folder = resolve_model(spec.model, with_weights=config.load_format != "dummy")
+        fingerprint = _fingerprint(config, folder)
+    with phases.phase("weights"), explain_out_of_memory(f"load the weights of the draft model {spec.model}", config.device, _SMALLER_MODEL):
+        model = open_model(folder, load_format=config.load_format, dtype=config.dtype, device=config.device)
+    weights_bytes = allocated_bytes(model.device)
     context = model.config.max_position_embeddings
     max_model_len = min(spec.max_model_len or context, context)
-    num_blocks = _num_blocks(config, KVCache.bytes_per_block(model.config, model.dtype), max_model_len)
-    fingerprint = ""
-    if (folder / "tokenizer.json").is_file():
-        fingerprint = Tokenizer.from_folder(folder).fingerprint
-    else:
-        logger.warning("%s has no tokenizer.json: whether its ids are the target's is not checked", folder)
-    logger.info(
-        "%s (%s) with %d KV blocks of %d tokens, loaded in %.1f s", spec.model, str(model.dtype).removeprefix("torch."), num_blocks, BLOCK_SIZE,
-        time.monotonic() - started,
-    )  # fmt: skip
+    with phases.phase("KV cache"):
+        num_blocks = _num_blocks(config, model, max_model_len)
+        kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device)
+    with phases.phase("capture"), explain_out_of_memory("capture the draft model's graphs", config.device, _LESS_WORK):
+        forward = _make_forward(config, model, kv_cache, max_model_len)
+        if isinstance(forward, DraftRunner):
+            forward.capture(log_progress(logger, "capturing graphs"))
+            log_memory({"weights": weights_bytes}, model.device, kv_cache)
+    dtype = str(model.dtype).removeprefix("torch.")
+    logger.info("loaded %s (%s, %s) with %d KV blocks of %d tokens in %s", spec.model, dtype, model.device, num_blocks, BLOCK_SIZE, phases)
     return DraftModel(
         model,
-        _make_forward(config, model, KVCache(model.config, num_blocks, model.dtype, model.device), max_model_len),
+        forward,
         num_blocks=num_blocks,
         max_num_drafts=spec.num_speculative_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -58,9 +70,20 @@ def load_draft_model(config: DrafterConfig) -> DraftModel:
     )
 
 
+def _fingerprint(config: DrafterConfig, folder: Path) -> str:
+    """Of the draft model's tokenizer; empty without one."""
+    if config.skip_tokenizer:
+        logger.info("no tokenizer, as asked for: whether ids are the target's is seen by the size of the vocabulary only")
+        return ""
+    if not (folder / "tokenizer.json").is_file():
+        logger.warning("%s has no tokenizer.json: whether its ids are the target's is not checked", folder)
+        return ""
+    return Tokenizer.from_folder(folder).fingerprint
+
+
 def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_model_len: int) -> DraftForward:
-    """What runs the draft model; on CUDA with its graphs captured."""
-    forward = make_forward(
+    """What runs the draft model; on CUDA not captured yet."""
+    return make_forward(
         model,
         kv_cache,
         max_num_seqs=config.max_num_seqs,
@@ -69,22 +92,34 @@ def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_
         max_chunk=config.prefill_chunk,
         use_graphs=config.use_cuda_graphs,
     )
-    if isinstance(forward, DraftRunner):
-        started = time.monotonic()
-        forward.capture(log_progress(logger, "capturing graphs"))
-        logger.info("captured %d graphs in %.1f s", forward.num_graphs, time.monotonic() - started)
-    return forward
 
 
-def _num_blocks(config: DrafterConfig, bytes_per_block: int, max_model_len: int) -> int:
+def _num_blocks(config: DrafterConfig, model: Decoder, max_model_len: int) -> int:
     """As many blocks as the memory holds, but not more than all sequences at full length need."""
+    bytes_per_block = KVCache.bytes_per_block(model.config, model.dtype)
     blocks_per_sequence = -(-max_model_len // BLOCK_SIZE)
-    num_blocks = min(config.kv_cache_memory // bytes_per_block, config.max_num_seqs * blocks_per_sequence)
+    num_bytes = _kv_bytes(config, model, max_model_len, bytes_per_block)
+    num_blocks = min(num_bytes // bytes_per_block, config.max_num_seqs * blocks_per_sequence)
     if num_blocks < min(blocks_per_sequence, 2):
         raise InvalidArgumentError(
-            f"kv_cache_memory is {config.kv_cache_memory} bytes, which is {num_blocks} KV blocks of {bytes_per_block} bytes; "
+            f"kv_cache_memory is {num_bytes} bytes, which is {num_blocks} KV blocks of {bytes_per_block} bytes; "
             f"give at least {2 * bytes_per_block} ({blocks_per_sequence * bytes_per_block} hold one sequence of {max_model_len} tokens)"
         )
     if num_blocks < blocks_per_sequence:
         logger.warning("%d KV blocks hold no sequence of %d tokens: long sequences get no drafts", num_blocks, max_model_len)
     return num_blocks
+
+
+def _kv_bytes(config: DrafterConfig, model: Decoder, max_model_len: int, bytes_per_block: int) -> int:
+    """Memory for the KV cache: as configured, or what this process's share of a CUDA device leaves."""
+    if config.kv_cache_memory or model.device.type != "cuda":
+        return config.kv_cache_memory or CPU_KV_BYTES
+
+    def make_runner(kv_cache: KVCache) -> DraftRunner:
+        runner = _make_forward(config, model, kv_cache, max_model_len)
+        assert isinstance(runner, DraftRunner), f"{type(runner).__name__} on {model.device}"
+        return runner
+
+    with explain_out_of_memory("run the draft model's largest batch, even without a KV cache,", model.device, _LESS_WORK):
+        needs = measure_needs(model, make_runner)
+    return decide_kv_cache_bytes(needs, read_device_memory(model.device), config.gpu_memory_utilization, bytes_per_block)

@@ -7,6 +7,7 @@ from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+from specwire.phases import Phases
 
 UNLIMITED_MODEL_LEN = 2**31 - 1
 """max_model_len of a method that takes sequences of any length."""
@@ -103,9 +104,10 @@ def _ngram(config: DrafterConfig) -> Method:
 
 
 def _draft_model(config: DrafterConfig) -> Method:
-    from .load import load_draft_model
-
-    return load_draft_model(config)
+    phases = Phases()
+    with phases.phase("import"):
+        from .load import load_draft_model  # brings torch, which takes seconds
+    return load_draft_model(config, phases)
 
 
 METHODS: dict[str, Callable[[DrafterConfig], Method]] = {"ngram": _ngram, "draft_model": _draft_model}

@@ -135,7 +135,7 @@ def resolve(kind: type[Config], section: str, sources: Sequence[Source], listed:
         if setting:
             try:
                 check_field(each, setting.value, setting.name)
-            except InvalidArgumentError as error:
+            except SpecwireError as error:
                 problems.append(Problem(setting.origin, str(error)))
                 bad.add(each.name)
             else:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specwire.arguments import parse_flags
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags
-from specwire.errors import InvalidArgumentError
+from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig
 
 SERVICES = (VerifierConfig, DrafterConfig, CoordinatorConfig)
@@ -21,6 +21,7 @@ OTHER: dict[str, Any] = {
     "load_format": "dummy",
     "dtype": "float32",
     "device": "cuda:1",
+    "gpu_memory_utilization": 0.5,
     "coordinator_id": "blue",
     "enable_prefix_caching": False,
     "metrics_listen": "127.0.0.1:9100",
@@ -38,7 +39,9 @@ OTHER: dict[str, Any] = {
 
 
 def other_value(field: "dataclasses.Field[Any]") -> Any:
-    """A good value that is not the default."""
+    """A good value that is not the default, if there is one."""
+    if field.metadata["instead"]:
+        return field.default
     if field.name in OTHER:
         return OTHER[field.name]
     if isinstance(field.default, bool):
@@ -56,7 +59,7 @@ def test_defaults_need_no_flags(kind: type) -> None:
 def test_every_field_travels_as_a_flag(kind: type) -> None:
     values = {field.name: other_value(field) for field in dataclasses.fields(kind)}
     config = kind(**values)
-    assert len(flags(config)) == len(values)
+    assert len(flags(config)) == len([field for field in dataclasses.fields(kind) if not field.metadata["instead"]])
     assert parse_flags(kind, "service", flags(config)) == config
 
 
@@ -98,11 +101,29 @@ def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> No
         (CoordinatorConfig, {"verifier_wait_s": float("inf")}, "--verifier-wait-s is inf"),
         (CoordinatorConfig, {"max_queue": 0}, "--max-queue is 0"),
         (DrafterConfig, {"prefill_chunk": 0}, "--prefill-chunk is 0"),
+        (VerifierConfig, {"gpu_memory_utilization": 0}, "--gpu-memory-utilization is 0, but must be a number from 0.01 to 1"),
+        (DrafterConfig, {"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization is 1.5"),
+        (VerifierConfig, {"kv_cache_memory": -1}, "--kv-cache-memory is -1"),
     ],
 )
 def test_bad_values_are_refused_by_name(kind: type, values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         kind(**values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size is 2, but only 1 is built; a model must fit on one device"),
+        ({"pipeline_parallel_size": 4}, "--pipeline-parallel-size is 4, but only 1 is built"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is fp8, but only auto is built; leave it, and lower max_num_seqs or max_model_len"),
+        ({"enable_lora": True}, "--enable-lora is true, but only false is built; merge the adapter into a checkpoint"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        VerifierConfig(**values)
     assert message in str(caught.value)
 
 
@@ -118,6 +139,7 @@ def test_bad_values_are_refused_by_name(kind: type, values: dict[str, Any], mess
         (["--speculative-config", '{"metod": "ngram"}'], "did you mean 'method'?"),
         (["--speculative-config", '{"method": "eagle"}'], "method 'eagle' is not built"),
         (["--speculative-config", '{"num_speculative_tokens": 0}'], "num_speculative_tokens is 0"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size is 2, but only 1 is built"),
         (["surplus"], "surplus"),
     ],
 )

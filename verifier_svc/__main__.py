@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specwire.arguments import parse_flags
 from specwire.config import VerifierConfig
 from specwire.metrics import MetricsServer
+from specwire.phases import Phases
 from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 from specwire.tls import server_tls
@@ -69,9 +70,10 @@ async def _load_and_watch(server: VerifierServer) -> None:
 
 
 def _load(config: VerifierConfig, instance_id: str) -> "LoadedVerifier":
-    from .loading import load_verifier  # brings torch, which takes seconds
-
-    return load_verifier(config, instance_id)
+    phases = Phases()
+    with phases.phase("import"):
+        from .loading import load_verifier  # brings torch, which takes seconds
+    return load_verifier(config, instance_id, phases)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from specwire.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError, UnsupportedError
 from specwire.messages import VerifyResult, VerifyRound
 from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, HOLDER_KEEPALIVE_MS, Server
 from specwire.tls import ServerTls
@@ -61,7 +61,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> pb.VerifierServiceGetTokenizerResponse:
         self._ready_gate()
         if self._tokenizer is None:
-            raise FailedPreconditionError("the served model's folder has no tokenizer.json; send token ids, or serve a folder that has one")
+            raise UnsupportedError(
+                "this verifier serves no tokenizer: it was started with --skip-tokenizer, or its model's folder has no tokenizer.json; send token ids"
+            )
         return self._tokenizer
 
     async def Verify(self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.VerifyResponse]:

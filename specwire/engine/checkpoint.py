@@ -17,15 +17,17 @@ from specwire.errors import InvalidArgumentError, UnavailableError
 logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_WEIGHTS = "*.safetensors"
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "*.jinja"]
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, *, with_weights: bool = True) -> Path:
     """The folder of a model: config.json, safetensors, tokenizer.json.
 
     Args:
         name: a local folder, a .gguf file (converted once into the user's cache directory), a hub id (downloaded or taken from the
             hub's own cache), or "SmolLM2-135M-Instruct", which an installed package holds.
+        with_weights: False saves the download of weights that nobody will read.
 
     Raises:
         InvalidArgumentError: no such file or folder, or a damaged file.
@@ -48,7 +50,7 @@ def resolve_model(name: str) -> Path:
         raise InvalidArgumentError(f"{path} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(name):
         raise InvalidArgumentError(f"the model {name!r} is no existing folder or .gguf file, and no hub id (owner/name)")
-    return _from_hub(name)
+    return _from_hub(name, _HUB_FILES if with_weights else [pattern for pattern in _HUB_FILES if not pattern.startswith(_WEIGHTS)])
 
 
 def converted_gguf(path: Path) -> Path:
@@ -73,12 +75,12 @@ def converted_gguf(path: Path) -> Path:
     return folder
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UnavailableError(
             f"cannot get the model {name!r} from the Hugging Face hub ({type(error).__name__}: {error}); check the id and the network, "

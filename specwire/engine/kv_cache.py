@@ -3,7 +3,7 @@
 import torch
 
 from specwire.engine.models.config import ModelConfig
-from specwire.errors import ResourceExhaustedError
+from specwire.engine.out_of_memory import explain_out_of_memory, format_bytes
 
 BLOCK_SIZE = 16
 
@@ -29,13 +29,10 @@ class KVCache:
         self.block_size = block_size
         self.scratch_block = num_blocks
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
-        try:
+        num_bytes = self.bytes_per_block(config, dtype, block_size)
+        doing = f"allocate {num_blocks} KV blocks of {num_bytes} bytes ({format_bytes(num_blocks * num_bytes)} in all)"
+        with explain_out_of_memory(doing, device, "lower kv_cache_memory, num_kv_blocks or gpu_memory_utilization"):
             self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        except RuntimeError as error:
-            num_bytes = self.bytes_per_block(config, dtype, block_size)
-            raise ResourceExhaustedError(
-                f"cannot allocate {num_blocks} KV blocks of {num_bytes} bytes on {device} ({error}); lower kv_cache_memory or num_kv_blocks"
-            ) from error
 
     def key(self, layer: int) -> torch.Tensor:
         """Keys of a layer, a view [num_blocks + 1, block_size, num_kv_heads, head_dim]."""

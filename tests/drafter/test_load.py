@@ -88,7 +88,8 @@ def test_memory_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Mon
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("specwire.engine.kv_cache.torch.zeros", fail)
-    with pytest.raises(ResourceExhaustedError, match=r"cannot allocate 1024 KV blocks of .* bytes on cpu \(out of memory\); lower kv_cache_memory"):
+    message = r"cannot allocate 1024 KV blocks of \d+ bytes \(.* in all\) on cpu: out of memory \(.*are free\); lower kv_cache_memory"
+    with pytest.raises(ResourceExhaustedError, match=message):
         load_draft_model(config(folder))
 
 

@@ -21,13 +21,14 @@ def up(
     config: Annotated[str | None, _option("Configuration file; empty = none.", "SPECWIRE_CONFIG's, else ./specwire.yaml if there is one")] = None,
     model: Annotated[str | None, _option("Target model: a Hugging Face folder, a GGUF file or a hub id.", _VERIFIER.model)] = None,
     load_format: Annotated[str | None, _option("auto, or dummy for seeded random weights of the model's shape.", _VERIFIER.load_format)] = None,
+    skip_tokenizer: Annotated[bool, typer.Option("--skip-tokenizer", help="Serve token ids only, without a tokenizer.")] = False,
     dtype: Annotated[str | None, _option("auto (bfloat16), float32 or bfloat16.", _VERIFIER.dtype)] = None,
     device: Annotated[str | None, _option("cpu or cuda.", _VERIFIER.device)] = None,
     num_threads: Annotated[int | None, _option("CPU threads of each model; 0 = all cores, shared among the verifiers.", 0)] = None,
     max_model_len: Annotated[int | None, _option("Longest sequence in tokens; 0 = the model's context.", _VERIFIER.max_model_len)] = None,
     max_num_seqs: Annotated[int | None, _option("Most sequences that a verifier runs at once.", _VERIFIER.max_num_seqs)] = None,
     max_num_batched_tokens: Annotated[int | None, _option("Most tokens of a step.", _VERIFIER.max_num_batched_tokens)] = None,
-    kv_cache_memory: Annotated[int | None, _option("Bytes for the paged KV cache of each model.", _VERIFIER.kv_cache_memory)] = None,
+    kv_cache_memory: Annotated[int | None, _option("Bytes for the paged KV cache of each model; 0 = what a GPU has left.", "1 GiB on a CPU")] = None,
     port: Annotated[int | None, _option("Port on 127.0.0.1 for clients; 0 = any free one.", _UP.port)] = None,
     verifiers: Annotated[int | None, _option("Number of verifiers, each with a copy of the target model.", _UP.verifiers)] = None,
     drafters: Annotated[int | None, _option("Number of drafters, where the file does not list them.", _UP.drafters)] = None,
@@ -54,6 +55,7 @@ def up(
 
     models: dict[str, Any] = {
         "load_format": load_format,
+        "skip_tokenizer": skip_tokenizer or None,
         "dtype": dtype,
         "device": device,
         "num_threads": num_threads,

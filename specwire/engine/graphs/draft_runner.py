@@ -94,11 +94,6 @@ class DraftRunner:
             self._steps[size] = _Pass(partial(forward.step, following.first(size, size), backend.attention(size, size, 1)))
 
     @property
-    def num_planned_graphs(self) -> int:
-        """How many `capture` makes."""
-        return len(self._first) + len(self._steps) if self._use_graphs else 0
-
-    @property
     def num_graphs(self) -> int:
         """How many `capture` makes."""
         return len(self._first) + len(self._steps) if self._use_graphs else 0

@@ -97,7 +97,7 @@ class RoundRunner:
         }
 
     @property
-    def num_planned_graphs(self) -> int:
+    def num_graphs(self) -> int:
         """How many `capture` makes."""
         return len(self._sizes) if self._use_graphs else 0
 

@@ -1,6 +1,6 @@
 """What a round has on the device: the state of all slots, and the inputs that the kernels derive from the upload."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -44,6 +44,11 @@ class RoundLimits:
             sizes.append(size)
             size += max(8, 2 ** (size.bit_length() - 1) // 8)
         return [size for size in sizes if size < self.max_graph_tokens] + [self.max_graph_tokens]
+
+
+def num_bytes(tensors: "SlotState | RoundInputs") -> int:
+    """Memory of all tensors together."""
+    return sum(getattr(tensors, field.name).nbytes for field in fields(tensors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""Where the time of a start goes: each phase by name, and all of them in one line."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+
+_LONG_S = 3.0
+"""A phase that takes longer gets a line of its own when it ends: what follows may take long, too."""
+
+
+class Phases:
+    """Times phases that follow each other, from its making on.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times what is done inside; again under the same name, it adds up."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            seconds = self._clock() - started
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+            if seconds >= _LONG_S:
+                logger.info("%s: %.1f s", name, seconds)
+
+    def __str__(self) -> str:
+        total = self._clock() - self._started
+        parts = {name: seconds for name, seconds in self._seconds.items() if seconds >= 0.05}
+        rest = total - sum(parts.values())
+        shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in [*parts.items(), ("other", rest)] if seconds >= 0.05)
+        return f"{total:.1f} s ({shown})" if shown else f"{total:.1f} s"
