@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specwire.engine.kernels.linear import Linear, LogitsHead
+from specwire.engine.kernels.linear import DenseLinear, Linear, LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder, LayerWeights
 from specwire.engine.models.dummy import DummySource, dummy_digest
@@ -102,7 +102,7 @@ def build_decoder(config: ModelConfig, read: TensorSource, dtype: torch.dtype, d
 
     def linear(prefix: str, *parts: str) -> Linear:
         bias = fused([f"{prefix}.{part}.bias" for part in parts]) if f"{prefix}.{parts[0]}.bias" in shapes else None
-        return Linear(fused([f"{prefix}.{part}.weight" for part in parts]), bias)
+        return DenseLinear(fused([f"{prefix}.{part}.weight" for part in parts]), bias)
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"

@@ -1,0 +1,130 @@
+"""Linear layers with 4-bit and 8-bit weights on a CPU, over torch's own kernels; both compute in bfloat16 and sum in float32.
+
+A row's result does not depend, bit for bit, on the rows that are computed with it: these kernels sum each row by itself, in order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specwire.errors import UnsupportedError
+
+GROUP_SIZE = 32
+"""Numbers in a row of a weight that share a scale and a minimum: GGUF's block, and the smallest group of torch's kernel."""
+_MIDDLE = 8
+"""torch's kernel takes a code q as (q - 8) * scale + zero."""
+_ROW_BLOCK = 4
+"""Rows that the 4-bit kernel computes at once; threads share (blocks of rows) x (blocks of features)."""
+_OUT_MULTIPLE = 16
+"""Features of the kernel's smallest block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Q4Weight:
+    """A weight of which number k of a row is codes * scale + minimum of its group, k div 32."""
+
+    codes: torch.Tensor  # [out_features, in_features] uint8, 0 to 15
+    scale: torch.Tensor  # [out_features, in_features / 32] float16 or float32
+    minimum: torch.Tensor  # likewise
+
+    @classmethod
+    def rounded(cls, weight: torch.Tensor) -> "Q4Weight":
+        """Rounds each number of weight [out_features, in_features] to the nearest of the 16 between its group's least and greatest."""
+        groups = weight.float().unflatten(1, (-1, GROUP_SIZE))
+        minimum = groups.amin(2, keepdim=True)
+        scale = (groups.amax(2, keepdim=True) - minimum) / 15
+        codes = ((groups - minimum) / torch.where(scale > 0, scale, 1.0)).round_().to(torch.uint8)
+        return cls(codes.flatten(1), scale[:, :, 0], minimum[:, :, 0])
+
+    @classmethod
+    def stacked(cls, weights: Sequence["Q4Weight"]) -> "Q4Weight":
+        """The rows of all, in order."""
+        return cls(*(torch.cat([getattr(weight, name) for weight in weights]) for name in ("codes", "scale", "minimum")))
+
+    def dequantised(self) -> torch.Tensor:
+        """float32 [out_features, in_features]."""
+        groups = self.codes.float().unflatten(1, (-1, GROUP_SIZE))
+        return (groups * self.scale.float()[:, :, None] + self.minimum.float()[:, :, None]).flatten(1)
+
+
+class Int4Linear:
+    """Weights of 4 bits, with a bfloat16 scale and zero point for each 32 of them.
+
+    The codes are kept as they are. The scale, and the zero point minimum + 8 * scale, are rounded to bfloat16, which is what the kernel takes.
+
+    Args:
+        weight: of a shape that `check_shape` lets pass.
+        bias: [out_features] or None.
+    """
+
+    __slots__ = ("_bias", "_packed", "_scale_and_zero")
+
+    def __init__(self, weight: Q4Weight, bias: torch.Tensor | None = None) -> None:
+        check_shape(weight.codes.shape)
+        scale, minimum = weight.scale.float(), weight.minimum.float()
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
+        self._scale_and_zero = torch.stack((scale, minimum + _MIDDLE * scale), -1).transpose(0, 1).to(torch.bfloat16).contiguous()
+        self._bias = bias
+
+    @property
+    def plain_weight(self) -> torch.Tensor | None:
+        """See `Linear.plain_weight`."""
+        return None
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """See `Linear.bias`."""
+        return self._bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear.__call__`; x is bfloat16."""
+        # In one call a thread gets the whole block of 6 rows and another the rest, and waits: 1.25 times the time of two calls.
+        num_whole = len(x) - len(x) % _ROW_BLOCK
+        parts = (x[:num_whole], x[num_whole:]) if 0 < num_whole < len(x) else (x,)
+        products = [torch.ops.aten._weight_int4pack_mm_for_cpu(part, self._packed, GROUP_SIZE, self._scale_and_zero) for part in parts]
+        result = torch.cat(products) if len(products) > 1 else products[0]
+        return result if self._bias is None else result + self._bias
+
+
+class Int8Linear:
+    """Weights rounded to 8 bits, with a bfloat16 scale for each output feature.
+
+    Args:
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+    """
+
+    __slots__ = ("_bias", "_codes", "_scale")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        weight = weight.float()
+        # Codes for the scale as it is after rounding.
+        self._scale = (weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127).to(torch.bfloat16)
+        self._codes = (weight / self._scale.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        self._bias = bias
+
+    @property
+    def plain_weight(self) -> torch.Tensor | None:
+        """See `Linear.plain_weight`."""
+        return None
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """See `Linear.bias`."""
+        return self._bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear.__call__`; x is bfloat16."""
+        result = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scale)
+        return result if self._bias is None else result + self._bias
+
+
+def check_shape(shape: Sequence[int]) -> None:
+    """Raises UnsupportedError unless torch's 4-bit kernel takes weights of this shape."""
+    out_features, in_features = shape
+    if out_features % _OUT_MULTIPLE or in_features % GROUP_SIZE:
+        raise UnsupportedError(
+            f"a weight of shape {out_features} x {in_features} can't be kept in 4 bits: the kernel needs multiples of {_OUT_MULTIPLE} and "
+            f"{GROUP_SIZE}; take --weights bf16"
+        )
