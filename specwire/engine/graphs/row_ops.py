@@ -21,14 +21,15 @@ LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite number."""
 WAYS = tl.constexpr(4)
 """Thresholds that one pass over a row tries."""
-_BLOCK = 2048
+_BLOCK = 4096
+"""Tokens that a program looks at at once."""
 
 
 def find_cuts(logits: torch.Tensor, state: SlotState, inputs: RoundInputs) -> None:
-    """See `row_ops_torch.find_cuts`. The masses of top-p are float32 sums of 2048 tokens each, added in float64: exact to about 1e-6."""
+    """See `row_ops_torch.find_cuts`. The masses of top-p are float32 sums of 4096 tokens each, added in float64: exact to about 1e-6."""
     find_cuts_kernel[(len(logits),)](
         logits, logits.stride(0), logits.shape[1], inputs.asks, inputs.temperatures, _about(state, inputs), inputs.cut_values, inputs.cut_ids,
-        SEEN=state.seen_bit, STOP=state.stop_bit, BLOCK=_block(logits), num_warps=8,
+        SEEN=state.seen_bit, STOP=state.stop_bit, BLOCK=_block(logits), num_warps=_warps(logits),
     )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def sample_targets(logits: torch.Tensor, state: SlotState, inputs: RoundInputs) 
         logits, logits.stride(0), vocab_size, inputs.asks, inputs.temperatures, inputs.keys, inputs.indices, inputs.choices, _about(state, inputs),
         inputs.cut_values, inputs.cut_ids, best, best_token,
         SEEN=state.seen_bit, STOP=state.stop_bit, MAX_UNIFORM=MAX_UNIFORM, APPROXIMATE=logits.is_cuda, STREAM=int(Stream.TARGET), CHUNK=CHUNK,
-        num_warps=4,
+        num_warps=8,
     )  # fmt: skip
     row_argmax[(num_rows,)](best, best_token, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1)
     return token_ids
@@ -54,7 +55,7 @@ def report_logprobs(logits: torch.Tensor, state: SlotState, inputs: RoundInputs)
     report_kernel[(len(logits),)](
         logits, logits.stride(0), logits.shape[1], inputs.asks, inputs.requests, inputs.slots, inputs.logit_starts,
         inputs.results, inputs.results.stride(0), state.asked, inputs.logprobs, inputs.logprob_ids,
-        inputs.logprobs.stride(0), inputs.logprob_ids.stride(0), BLOCK=_block(logits), num_warps=8,
+        inputs.logprobs.stride(0), inputs.logprob_ids.stride(0), BLOCK=_block(logits), num_warps=_warps(logits),
     )  # fmt: skip
 
 
@@ -68,6 +69,10 @@ def _about(state: SlotState, inputs: RoundInputs) -> tuple[torch.Tensor, ...]:
 
 def _block(logits: torch.Tensor) -> int:
     return min(_BLOCK, triton.next_power_of_2(logits.shape[1]))
+
+
+def _warps(logits: torch.Tensor) -> int:
+    return max(1, _block(logits) // 256)
 
 
 @triton.jit
