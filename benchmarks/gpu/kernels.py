@@ -1,29 +1,25 @@
 """Checks every kernel of the engine against a wider reference on fresh random inputs, then times it beside its floor.
 
-`python -m benchmarks.gpu.kernels [--only PART ...] [--out FOLDER]`; each part is a file of results.
+Files of results are named kernels-PART.json.
 """
 
-import argparse
-import os
 import random
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.attention_cases import LLAMA_1B, LLAMA_8B, SMOLLM2_135M, Batch, Shape, random_cache
-from benchmarks.gpu.timing import copy_bandwidth, graph_us, num_sets, relative_error, write_report
-from benchmarks.report import print_table
+from benchmarks.gpu.slices import Slices, make_parser
+from benchmarks.gpu.timing import copy_bandwidth, graph_us, num_sets, relative_error
 from specwire.engine.kernels import gumbel_argmax, gumbel_argmax_torch, layer_ops, layer_ops_torch
 from specwire.engine.kernels.work_list import PREFILL_TUNING, AttentionTuning
 from specwire.engine.models.config import RopeConfig
 from specwire.engine.models.rope import rope_table
 from specwire.engine.sampling.philox import Stream, gumbel, noise_words
 
-_RESULTS = Path(__file__).parent.parent / "results" / "gpu"
 _BF16_TOLERANCE = 6e-3
 """Relative error that bfloat16 operands explain (weights of the positions are rounded to it)."""
 
@@ -249,41 +245,34 @@ def time_sampling(bandwidth: float) -> list[dict[str, Any]]:
 
 
 _PARTS = {
-    "attention-check": check_attention,
-    "attention": time_attention,
-    "prefill": time_prefill,
-    "layer-ops": time_layer_ops,
-    "sampling": time_sampling,
-    "sweep": sweep_attention,
-    "sweep-prefill": sweep_prefill,
+    "attention-check": (10, check_attention),
+    "attention": (20, time_attention),
+    "prefill": (10, time_prefill),
+    "layer-ops": (10, time_layer_ops),
+    "sampling": (10, time_sampling),
+    "sweep": (40, sweep_attention),
+    "sweep-prefill": (20, sweep_prefill),
 }
+"""About how many seconds each takes, and what it measures."""
 
 
-def main() -> None:
-    """Runs the parts asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=_PARTS, default=[name for name in _PARTS if not name.startswith("sweep")])
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", _RESULTS)))
-    parser.add_argument("--commit", default="unknown", help="what is measured, where the machine has no checkout")
-    arguments = parser.parse_args()
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the slices asked for; the sweeps only where they are named."""
+    parser = make_parser(__doc__ or "", {name: seconds for name, (seconds, _) in _PARTS.items()})
+    parser.set_defaults(only=[name for name in _PARTS if not name.startswith("sweep")])
+    slices, options = Slices.parse("kernels", parser, arguments)
+    if options.device == "cpu":
+        raise SystemExit("these are the kernels of a GPU; tests/engine/kernels runs them in Triton's interpreter")
     seed = time.time_ns()
     random.seed(seed)
     torch.manual_seed(seed)
     bandwidth = copy_bandwidth()
-    print(f"copy: {bandwidth / 1e12:.2f} TB/s", flush=True)
-    for name in arguments.only:
-        started = time.monotonic()
-        rows = _PARTS[name](bandwidth)
+    for name in slices.pending():
+        with slices.open(name) as part:
+            part.note(seed=seed, copy_bytes_per_s=bandwidth)
+            for row in _PARTS[name][1](bandwidth):
+                part.add(row)
         torch.cuda.empty_cache()
-        write_report(arguments.out, name, arguments.commit, {"seed": seed, "copy_bytes_per_s": bandwidth, "rows": rows})
-        print(f"{name}: {time.monotonic() - started:.0f} s")
-        if not name.startswith("sweep"):
-            header = list(dict.fromkeys(key for row in rows for key in row))
-            print_table(header, [[_cell(row.get(key, "")) for key in header] for row in rows])
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

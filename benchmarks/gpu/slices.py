@@ -1,4 +1,5 @@
-"""Slices of a GPU benchmark: each is a file of results, written after every row, and not measured again once it is complete."""
+"""Slices of a GPU benchmark: each is a file of results, written after every row. A complete one of the same commit and settings is not measured
+again."""
 
 import argparse
 import datetime
@@ -35,7 +36,7 @@ def make_parser(text: str, slices: Mapping[str, int]) -> argparse.ArgumentParser
     parser.add_argument("--device", default="cuda", help="cuda, or cpu with --tiny")
     parser.add_argument("--tiny", action="store_true", help="the same code on tiny random models, to try it; the figures say nothing")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of the results; OUT in the environment, or results/gpu")
-    parser.add_argument("--commit", default="", help="what is measured, where there is no checkout; results of another commit are measured again")
+    parser.add_argument("--commit", default="", help="what is measured, where there is no checkout")
     return parser
 
 
@@ -69,7 +70,7 @@ class Slices:
             "command": describe_command(benchmark, arguments),
             "machine": describe_machine() | (_describe_gpu() if options.device != "cpu" else {}),
             "versions": versions | {"triton": _version("triton"), "specwire": options.commit or versions["specwire"]},
-            "is_tiny": options.tiny,
+            "settings": {name: value for name, value in vars(options).items() if name not in ("only", "again", "out", "commit")},
         }
 
     def pending(self) -> list[str]:
@@ -94,7 +95,7 @@ class Slices:
         if not path.is_file():
             return None
         found = json.loads(path.read_text())
-        same = found.get("is_tiny") == self._header["is_tiny"] and found["versions"]["specwire"] == self._header["versions"]["specwire"]
+        same = found.get("settings") == self._header["settings"] and found["versions"]["specwire"] == self._header["versions"]["specwire"]
         return found if same and found.get("is_complete") else None
 
 

@@ -54,6 +54,7 @@ def verifier_config(folder: Path, model: Path, sizes: Sizes, device: str, specul
         listen=(f"127.0.0.1:{free_port(0)}", f"unix:{folder}/verifier"),
         model=str(model),
         load_format="dummy",
+        skip_tokenizer=True,
         device=device,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
@@ -70,6 +71,7 @@ def drafter_config(folder: Path, sizes: Sizes, device: str, speculative: Specula
     return DrafterConfig(
         listen=(f"127.0.0.1:{free_port(0)}", f"unix:{folder}/drafter"),
         load_format="dummy",
+        skip_tokenizer=True,
         device=device,
         max_num_seqs=sizes.max_num_seqs,
         prefill_chunk=sizes.max_num_batched_tokens,

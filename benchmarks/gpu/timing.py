@@ -1,16 +1,9 @@
 """Times on a GPU: graph replays over several sets of inputs, beside the bandwidth of a large copy."""
 
-import datetime
-import json
 import math
-import platform
-import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
-import triton
 from triton.testing import do_bench
 
 
@@ -45,21 +38,3 @@ def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
     """Norm of the difference over the norm of the reference, in float64; NaN shows."""
     difference = output.double() - reference.double()
     return float(difference.norm() / reference.double().norm())
-
-
-def write_report(folder: Path, name: str, commit: str, figures: dict[str, Any]) -> Path:
-    """Writes `name`.json: the figures beside date, machine and versions."""
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True).stdout.split("\n")[
-        0
-    ]
-    report = {
-        "benchmark": f"gpu/{name}",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {"gpu": torch.cuda.get_device_name(), "driver": driver},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__, "specwire": commit},
-        **figures,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    return path
