@@ -210,3 +210,24 @@ def test_random_histories(operations, num_blocks):
         manager.close(seq_id)
     assert manager.num_free_blocks == num_blocks
     manager.check_integrity()
+
+
+def test_blocks_of_a_closed_sequence_can_be_forgotten_unless_somebody_else_holds_them() -> None:
+    manager = BlockManager(8, 4)
+    tokens = list(range(12))
+    manager.open(0, tokens)
+    assert manager.reserve(0, 12)
+    manager.finalize(0, tokens)
+    cached = manager.cached_blocks(0)
+    assert [block for block, _ in cached] == manager.block_table(0)
+    manager.close(0)
+    assert manager.open(1, [*tokens[:4], 99]) == 4  # holds the first block again
+    manager.forget(cached)
+    manager.check_integrity()
+    assert manager.num_free_blocks == 7
+    assert manager.open(2, tokens) == 4
+    manager.close(2)
+    manager.close(1)
+    manager.forget([(block, b"of another sequence") for block, _ in cached])
+    assert manager.open(3, tokens) == 4
+    manager.check_integrity()
