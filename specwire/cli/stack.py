@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specwire.cli.gpu_shares import share_gpus
 from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig, flags
 from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Setting, Source, resolve
 from specwire.errors import InvalidArgumentError
@@ -84,7 +85,10 @@ def resolve_stack(sources: Sequence[Source], num_cores: int | None = None) -> St
     if coordinator.origins["listen"] == DEFAULT or up.origins["port"] != DEFAULT:
         listen = (f"127.0.0.1:{up.config.port}",)
     options = StackOptions(up.config, verifier, drafters, dataclasses.replace(coordinator.config, listen=listen))
-    return options if drafters and options.coordinator.speculative_config.method is not None else without_drafters(options)
+    if not drafters or options.coordinator.speculative_config.method is None:
+        options = without_drafters(options)
+    verifier, drafters = share_gpus(up.config.verifiers, options.verifier, options.drafters)
+    return dataclasses.replace(options, verifier=verifier, drafters=drafters)
 
 
 def without_drafters(options: StackOptions) -> StackOptions:

@@ -61,9 +61,12 @@ up: {verifiers: 2, drafters: 3, port: 1234}
         for index in range(2)
     )  # fmt: skip
     assert stack.drafters == tuple(
-        DrafterConfig((f"unix:sockets/drafter-{index}",), device="cuda:1", prefill_chunk=9, max_num_seqs=10, speculative_config=greedy)
+        DrafterConfig(
+            (f"unix:sockets/drafter-{index}",), device="cuda:1", prefill_chunk=9, max_num_seqs=10, gpu_memory_utilization=0.3,
+            speculative_config=greedy,
+        )
         for index in range(3)
-    )
+    )  # fmt: skip
     assert stack.coordinator == CoordinatorConfig(
         ("127.0.0.1:1234", "unix:sockets/coordinator"), ("unix:sockets/verifier-0", "unix:sockets/verifier-1"),
         ("unix:sockets/drafter-0", "unix:sockets/drafter-1", "unix:sockets/drafter-2"),
@@ -111,6 +114,34 @@ def test_plain_decoding_needs_no_drafter(override: str) -> None:
 def test_verifiers_share_the_cores(num_verifiers: int, num_cores: int, num_threads: int) -> None:
     assert options(f"up.verifiers={num_verifiers}", num_cores=num_cores).verifier.num_threads == num_threads
     assert options(f"up.verifiers={num_verifiers}", "verifier.num_threads=5", num_cores=num_cores).verifier.num_threads == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("", (0.9, 0.9)),  # other devices, or none
+        ("verifier: {device: cuda}", (0.9, 0.9)),
+        ("verifier: {device: cuda}\ndrafter: {device: 'cuda:1'}", (0.9, 0.9)),
+        ("verifier: {device: cuda}\ndrafter: {device: 'cuda:0'}", (0.72, 0.18)),
+        ("verifier: {device: cuda}\ndrafter: {device: cuda}\nup: {drafters: 2}", (0.6, 0.15, 0.15)),
+        ("verifier: {device: cuda}\ndrafter: {device: cuda, gpu_memory_utilization: 0.25}", (0.65, 0.25)),
+        ("verifier: {device: cuda, gpu_memory_utilization: 0.5}\ndrafter: {device: cuda, gpu_memory_utilization: 0.4}", (0.5, 0.4)),
+        ("verifier: {device: cuda}\ndrafter: {device: cuda}\nup: {drafters: 0}", (0.9,)),
+        ("verifier: {device: cuda}\nup: {verifiers: 2}", (0.45, 0.9)),
+        ("verifier: {device: cuda}\ndrafters: [{method: ngram, device: cuda}]", (0.9, 0.9)),  # ngram has nothing there
+        ("verifier: {device: cuda}\ndrafters: [{model: d, device: cuda}, {model: d, device: 'cuda:1'}]", (0.72, 0.18, 0.9)),
+    ],
+)
+def test_services_on_one_gpu_share_its_memory(from_file: Any, text: str, shares: tuple[float, ...]) -> None:
+    stack = from_file(f"speculative_config: {{model: draft}}\n{text}\n")
+    assert (stack.verifier.gpu_memory_utilization, *(each.gpu_memory_utilization for each in stack.drafters)) == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("share", [0.895, 1.0])
+def test_a_share_that_leaves_nothing_for_others_is_refused(from_file: Any, share: float) -> None:
+    text = f"speculative_config: {{model: d}}\nverifier: {{device: cuda, gpu_memory_utilization: {share}}}\ndrafter: {{device: 'cuda:0'}}"
+    with pytest.raises(ConfigError, match=rf"the 2 processes on GPU 0 were given {share:g} of its memory in all, .*; lower gpu_memory_utilization"):
+        from_file(text)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +197,8 @@ def test_metrics_ports_follow_each_other() -> None:
         (["speculative_config.method=null", "drafters=[{}]"], "an entry has no method"),
         (["verifiers.model=x"], "verifiers is an unknown key; did you mean verifier?"),
         (["verifier.modle=x"], "verifier.modle is an unknown key; did you mean model?"),
+        (["verifier.tensor_parallel_size=2"], "verifier.tensor_parallel_size is 2, but only 1 is built; a model must fit on one device"),
+        (["verifier.enable_lora=true"], "verifier.enable_lora is true, but only false is built"),
         (["verifier"], "'verifier' is not SECTION.KEY=VALUE"),
         (["verifier.model"], "'verifier.model' is not SECTION.KEY=VALUE"),
         (["verifier.max_num_seqs={"], "is no YAML"),
