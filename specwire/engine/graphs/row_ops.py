@@ -36,14 +36,15 @@ def find_cuts(logits: torch.Tensor, state: SlotState, inputs: RoundInputs) -> No
 def sample_targets(logits: torch.Tensor, state: SlotState, inputs: RoundInputs) -> torch.Tensor:
     """See `row_ops_torch.sample_targets`."""
     num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    chunk = min(CHUNK, max(16, triton.next_power_of_2(vocab_size)))
+    num_chunks = triton.cdiv(vocab_size, chunk)
     best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
     best_token = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     target_chunks[(num_chunks, num_rows)](
         logits, logits.stride(0), vocab_size, inputs.asks, inputs.temperatures, inputs.keys, inputs.indices, inputs.choices, _about(state, inputs),
         inputs.cut_values, inputs.cut_ids, best, best_token,
-        SEEN=state.seen_bit, STOP=state.stop_bit, MAX_UNIFORM=MAX_UNIFORM, APPROXIMATE=logits.is_cuda, STREAM=int(Stream.TARGET), CHUNK=CHUNK,
+        SEEN=state.seen_bit, STOP=state.stop_bit, MAX_UNIFORM=MAX_UNIFORM, APPROXIMATE=logits.is_cuda, STREAM=int(Stream.TARGET), CHUNK=chunk,
         num_warps=8,
     )  # fmt: skip
     row_argmax[(num_rows,)](best, best_token, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1)

@@ -32,6 +32,10 @@ def make(model: Decoder, cache: KVCache | None = None, **options: object) -> Dra
     return DraftRunner(model, cache or poisoned_cache(model), **(sizes | options))
 
 
+def propose(runner: DraftRunner, rows: Sequence[DraftRow]) -> list[DraftTokens]:
+    return runner.launch(rows)()
+
+
 def table(slot: int) -> list[int]:
     """Each slot owns a fixed row of blocks; the very last one is nobody's."""
     return list(range(slot * BLOCKS, (slot + 1) * BLOCKS))
@@ -50,7 +54,7 @@ def run_script(runner: DraftRunner, seed: int, num_calls: int, *, num_slots: int
         slots = rng.sample(range(num_slots), rng.randint(1, num_slots))
         asked = {slot: min(rng.randint(1, k), MAX_LEN - len(texts[slot])) for slot in slots}
         rows = [DraftRow(slot, known[slot], texts[slot][known[slot] :], table(slot), asked[slot]) for slot in slots if asked[slot] > 0]
-        drafts = runner.propose(rows)
+        drafts = propose(runner, rows)
         answers.append(drafts)
         for row, (token_ids, _) in zip(rows, drafts, strict=True):
             text, num_kept = texts[row.slot], rng.randint(0, len(token_ids))
@@ -106,7 +110,7 @@ def test_padding_writes_to_the_scratch_block_alone() -> None:
         for num_tokens in range(1, K + 2):
             for layer in cache.layers:
                 layer.fill_(float("nan"))
-            runner.propose([DraftRow(slot, 0, [5] * num_tokens, table(slot), 1 + slot % K) for slot in range(num_rows)])
+            propose(runner, [DraftRow(slot, 0, [5] * num_tokens, table(slot), 1 + slot % K) for slot in range(num_rows)])
             written = [slot * BLOCKS for slot in range(num_rows)]
             others = [block for block in range(NUM_SEQS * BLOCKS + 1) if block not in written]
             for layer in cache.layers:
@@ -122,15 +126,15 @@ def test_one_pass_a_draft_and_the_smallest_sizes() -> None:
     for slot in range(NUM_SEQS):
         runner.open(slot, DraftSampling(0.0, slot, 0))
     rows = [DraftRow(slot, 0, [5, 6], table(slot), num_drafts) for slot, num_drafts in enumerate((1, 4, 2, 1, 1))]
-    drafts = runner.propose(rows)
+    drafts = propose(runner, rows)
     assert [len(token_ids) for token_ids, _ in drafts] == [1, 4, 2, 1, 1]
     counts = runner.counts
     # Ten tokens in a pass of sixteen; two rows, then one twice.
     assert (counts.num_graph_passes, counts.num_eager_passes) == (4, 0)
     assert (counts.num_tokens, counts.num_padded_tokens) == (10 + 2 + 1 + 1, 16 + 2 + 1 + 1)
-    assert runner.propose([]) == []
+    assert propose(runner, []) == []
     # Alike for each row alone, in another order.
-    assert [runner.propose([row])[0].token_ids for row in reversed(rows)] == [token_ids for token_ids, _ in reversed(drafts)]
+    assert [propose(runner, [row])[0].token_ids for row in reversed(rows)] == [token_ids for token_ids, _ in reversed(drafts)]
 
 
 @pytest.mark.parametrize("lengths", [[100], [24, 24], [23, 2, 60], [1, 1, 1], [90, 90, 90, 90, 90]])
@@ -146,7 +150,7 @@ def test_chunks_are_divided_and_counted(lengths: list[int]) -> None:
         runner.compute([DraftRow(slot, 0, text[:-1], table(slot)) for slot, text in enumerate(texts)])
         assert runner.counts.num_eager_passes == -(-sum(lengths) // max(chunk, NUM_SEQS * (K + 1)))
         assert runner.counts.num_tokens == sum(lengths)
-        found.append(runner.propose([DraftRow(slot, len(text) - 1, text[-1:], table(slot), 3) for slot, text in enumerate(texts)]))
+        found.append(propose(runner, [DraftRow(slot, len(text) - 1, text[-1:], table(slot), 3) for slot, text in enumerate(texts)]))
     assert_same(found[:1], found[1:])
 
 
@@ -160,7 +164,7 @@ def test_rows_longer_than_a_graph_takes_are_computed_before() -> None:
         runner.open(1, DraftSampling(0.8, 9, 0))
         if num_computed:
             runner.compute([DraftRow(0, 0, text[:num_computed], table(0))])
-        long, short = runner.propose([DraftRow(0, num_computed, text[num_computed:], table(0), 4), DraftRow(1, 0, text[:3], table(1), 2)])
+        long, short = propose(runner, [DraftRow(0, num_computed, text[num_computed:], table(0), 4), DraftRow(1, 0, text[:3], table(1), 2)])
         found.append([long])
         assert len(short.token_ids) == 2
         assert runner.counts.num_graph_passes == 4
@@ -171,10 +175,10 @@ def test_a_slot_that_is_opened_again_begins_with_an_empty_table() -> None:
     model = tiny_model()
     runner, fresh = make(model), make(model)
     runner.open(0, DraftSampling(0.0, 1, 0))
-    runner.propose([DraftRow(0, 0, [5, 6, 7], [3], 2)])
+    propose(runner, [DraftRow(0, 0, [5, 6, 7], [3], 2)])
     runner.open(0, DraftSampling(1.0, 2, 1))
     fresh.open(2, DraftSampling(1.0, 2, 1))
-    assert_same([runner.propose([DraftRow(0, 0, [9, 8], [1], 4)])], [fresh.propose([DraftRow(2, 0, [9, 8], [6], 4)])])
+    assert_same([propose(runner, [DraftRow(0, 0, [9, 8], [1], 4)])], [propose(fresh, [DraftRow(2, 0, [9, 8], [6], 4)])])
 
 
 def test_bad_numbers_stay_in_their_row() -> None:
@@ -183,7 +187,7 @@ def test_bad_numbers_stay_in_their_row() -> None:
     runner = make(model)
     runner.open(0, DraftSampling(1.0, 1, 0))
     runner.open(1, DraftSampling(1.0, 1, 0))
-    bad, good = runner.propose([DraftRow(0, 0, [60], table(0), 3), DraftRow(1, 0, [5], table(1), 3)])
+    bad, good = propose(runner, [DraftRow(0, 0, [60], table(0), 3), DraftRow(1, 0, [5], table(1), 3)])
     assert bad == DraftTokens([0, 0, 0], [0.0, 0.0, 0.0])
     assert all(prob > 0 for prob in good.probs)
 
@@ -193,4 +197,4 @@ def test_slots_and_rows_that_cannot_be() -> None:
     with pytest.raises(AssertionError, match="slot 5 of 5"):
         runner.open(5, DraftSampling(1.0, 1, 0))
     with pytest.raises(AssertionError, match="no drafts wanted"):
-        runner.propose([DraftRow(0, 0, [5], table(0))])
+        propose(runner, [DraftRow(0, 0, [5], table(0))])

@@ -6,24 +6,26 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from specwire.engine.graphs import round_ops, round_ops_torch, row_ops, row_ops_torch
+from specwire.engine.graphs import round_ops_torch, row_ops, row_ops_torch
+from specwire.engine.graphs.asks import asked_numbers
 from specwire.engine.graphs.slot_tables import write_slot_tables
 from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState
 from specwire.engine.graphs.upload import RoundRow, Uploads
 from specwire.engine.sampling.segments import SegmentRows, SegmentTokens, sample_segments
 from specwire.engine.sampling.slot import SlotSampling
+from specwire.engine.sampling.support import Filters, filtered_support
 from specwire.sampling_params import SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LIMITS = RoundLimits(max_num_seqs=12, max_num_draft_tokens=4, max_num_batched_tokens=200, max_model_len=300)
 SCRATCH = 1000
-BACKENDS = {"triton": (round_ops, row_ops), "torch": (round_ops_torch, row_ops_torch)}
-OPS = pytest.mark.parametrize("backend", BACKENDS)
+ROWS = {"triton": row_ops, "torch": row_ops_torch}
+BACKENDS = pytest.mark.parametrize("backend", ROWS)
 
 
 @dataclass
 class Device:
-    """The kernels of a round around the model, whose logits are given."""
+    """Sampling of rounds whose logits are given. What surrounds it is the twins' (`test_round_ops` has the kernels)."""
 
     backend: str
     vocab_size: int
@@ -32,7 +34,7 @@ class Device:
     num_tokens: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rounds, self.rows = BACKENDS[self.backend]
+        self.rows = ROWS[self.backend]
         max_blocks = -(-self.limits.max_model_len // 16)
         self.uploads = Uploads(self.limits, max_blocks, 1, DEVICE)
         self.state = SlotState.allocate(self.limits, 16, DEVICE, self.vocab_size)
@@ -57,11 +59,11 @@ class Device:
         sent = self.uploads.send(rows, 0)
         inputs = self.inputs.first(len(rows) + 1, sent.num_tokens + 2, sent.num_logit_rows + 2)
         padded = torch.cat((logits, torch.full((2, self.vocab_size), float("nan")))).to(DEVICE)
-        self.rounds.apply_changes(self.uploads.on_device, self.state)
-        self.rounds.prepare(self.uploads.on_device, self.state, inputs, 16, SCRATCH)
+        round_ops_torch.apply_changes(self.uploads.on_device, self.state)
+        round_ops_torch.prepare(self.uploads.on_device, self.state, inputs, 16, SCRATCH)
         self.rows.find_cuts(padded, self.state, inputs)
         targets = self.rows.sample_targets(padded, self.state, inputs)
-        self.rounds.accept(self.uploads.on_device, self.state, inputs, targets)
+        round_ops_torch.accept(self.uploads.on_device, self.state, inputs, targets)
         self.rows.report_logprobs(padded, self.state, inputs)
         assert torch.equal(padded[:-2].cpu().nan_to_num(5), logits.nan_to_num(5)), "the kept logits changed"
 
@@ -122,24 +124,143 @@ def params_of(rng: random.Random, vocab_size: int) -> SamplingParams:
     return SamplingParams(max_tokens=None, **{name: value for name, value in wanted.items() if value is not None})
 
 
-@OPS
-@pytest.mark.parametrize(("vocab_size", "num_rounds"), [(61, 12), (5003, 3)])
-def test_random_mixes_equal_the_host(backend, vocab_size, num_rounds):
-    rng, generator = random.Random(vocab_size), torch.Generator().manual_seed(vocab_size)
-    device = Device(backend, vocab_size)
-    num_excused = num_rows = 0
+def run_random_rounds(device: Device, params: list[SamplingParams | None], rng: random.Random, num_rounds: int, num_rows: int) -> None:
+    """Rounds of random rows with 0 to 4 drafts. None stands for parameters of its own for each sequence."""
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    vocab_size = device.vocab_size
+    num_excused = num_accepted = 0
     for _ in range(num_rounds):
-        for slot in range(12):
-            if slot not in device.slots or device.num_tokens[slot] > 60 or rng.random() < 0.1:
+        for slot, wanted in enumerate(params):
+            if slot not in device.slots or device.num_tokens[slot] > 60:
                 tokens = [rng.randrange(vocab_size) for _ in range(rng.randint(2, 30))]
                 rates = rng.choice([None, None, (0.9, 0.5, 0.4), (1.0, 1.0, 1.0, 0.0), (0.0,)])
-                try:
-                    device.open(slot, params_of(rng, vocab_size), tokens, rng.randint(1, len(tokens)), rates, rng.getrandbits(64))
-                except ValueError:
-                    device.open(slot, SamplingParams(max_tokens=None), tokens, 1)
-        drafts = {slot: [rng.randrange(12) for _ in range(rng.choice([0, 0, 1, 2, 4]))] for slot in rng.sample(range(12), 8)}
+                device.open(slot, wanted or params_of(rng, vocab_size), tokens, rng.randint(1, len(tokens)), rates, rng.getrandbits(64))
+        drafts = {slot: [rng.randrange(12) for _ in range(rng.choice([0, 0, 1, 2, 4]))] for slot in rng.sample(range(len(params)), num_rows)}
         logits = torch.randn(sum(1 + len(ids) for ids in drafts.values()), vocab_size, generator=generator) * 2
-        logits[:, :12] += 3  # drafts are accepted now and then
+        logits[:, :12] += 5  # drafts are accepted now and then
         num_excused += device.round(drafts, logits)
-        num_rows += len(drafts)
-    assert num_excused <= num_rows // 8
+        num_accepted += int(device.inputs.results[:num_rows, 0].clamp(min=0).sum())
+    assert num_accepted > 0
+    assert num_excused <= num_rounds * num_rows // 8
+
+
+@pytest.mark.parametrize("vocab_size", [61, 5003])
+def test_random_mixes_equal_the_host(vocab_size):
+    run_random_rounds(Device("torch", vocab_size), [None] * 12, random.Random(vocab_size), 40 if vocab_size < 100 else 4, 8)
+
+
+ALL = SamplingParams(
+    temperature=1.0, top_k=20, top_p=0.8, min_p=0.01, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=-0.3,
+    logit_bias={7: 3.0, 8: -4.0}, bad_words_token_ids=((5,),), min_tokens=6, stop_token_ids=(4, 9), logprobs=3, max_tokens=None,
+)  # fmt: skip
+MIXES = [
+    ALL,
+    ALL.replace(temperature=0.0),
+    SamplingParams(temperature=1.2, top_p=0.9, max_tokens=None),
+    SamplingParams(temperature=0.5, allowed_token_ids=(3, 7, 9, 40, 41), min_tokens=3, stop_token_ids=(7,), max_tokens=None),
+    SamplingParams(temperature=0.8, repetition_penalty=0.8, top_k=3, max_tokens=None),
+    SamplingParams(temperature=1.0, max_tokens=None),
+]
+
+
+@pytest.mark.parametrize(("vocab_size", "num_rounds"), [(61, 3), (5003, 1)])
+def test_kernels_equal_the_host(vocab_size, num_rounds):
+    run_random_rounds(Device("triton", vocab_size), MIXES, random.Random(2), num_rounds, 6)
+
+
+def filtered(logits: torch.Tensor, filters: list[tuple[float, int, float, float]]) -> tuple[SlotState, RoundInputs]:
+    """A state and inputs whose rows have these (temperature, top_k, top_p, min_p), each a request of its own."""
+    limits = RoundLimits(len(filters), 0, len(filters), 16)
+    state, inputs = SlotState.allocate(limits, 16, DEVICE, logits.shape[1]), RoundInputs.allocate(limits, 1, DEVICE)
+    for row, (temperature, top_k, top_p, min_p) in enumerate(filters):
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        sampling = SlotSampling(params, key=1, vocab_size=logits.shape[1], token_ids=[1], num_prompt_tokens=1)
+        state.asked[row] = torch.tensor(asked_numbers(sampling))
+        inputs.temperatures[row] = temperature
+    index = torch.arange(len(filters), dtype=torch.int32, device=DEVICE)
+    inputs.slots.copy_(index)
+    inputs.requests.copy_(index)
+    inputs.asks.copy_(state.asked[:, 0])
+    return state, inputs
+
+
+@BACKENDS
+@pytest.mark.parametrize("vocab_size", [37, 5003])
+def test_cuts_among_ties(backend, vocab_size):
+    """Logits of few distinct values: cuts fall among equal ones, and the lowest ids stay."""
+    filters = [
+        (1.0, 5, 1.0, 0.0),
+        (0.7, 0, 0.6, 0.0),
+        (1.0, 0, 1.0, 1.0),
+        (1.3, 9, 0.5, 0.02),
+        (1.0, 1, 0.3, 0.0),
+        (2.0, 0, 0.95, 0.3),
+        (0.1, 30, 0.999, 0.0),
+    ]
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = (torch.randn(len(filters), vocab_size, generator=generator) * 2).round()  # zeros of both signs among them
+    logits[4] = 0.0
+    logits[4, ::2] = -0.0
+    logits[5, 3:] = -torch.inf
+    state, inputs = filtered(logits, filters)
+    ROWS[backend].find_cuts(logits.to(DEVICE), state, inputs)
+    columns = [torch.tensor(column) for column in zip(*filters, strict=True)]
+    temperatures, top_ks, top_ps, min_ps = columns
+    top_ks = torch.where(top_ks > 0, top_ks, 2**31)
+    support = filtered_support(logits, Filters(temperatures, top_ks, top_ps.double(), min_ps.double()))
+    for row, (cut, cut_id) in enumerate(zip(inputs.cut_values.tolist(), inputs.cut_ids.tolist(), strict=True)):
+        kept = (logits[row] > cut) | ((logits[row] == cut) & (torch.arange(vocab_size) <= cut_id))
+        assert set(kept.nonzero()[:, 0].tolist()) == set(support.token_ids[row, : support.sizes[row]].tolist()), filters[row]
+
+
+@BACKENDS
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97, 0.99999])
+def test_masses_of_top_p_are_exact_to_1e_5(backend, share):
+    """Of a nearly flat distribution, where the support is long."""
+    logits = torch.randn(1, 9001, generator=torch.Generator().manual_seed(5)) * 0.2
+    state, inputs = filtered(logits, [(1.0, 0, share, 0.0)])
+    ROWS[backend].find_cuts(logits.to(DEVICE), state, inputs)
+    probs = logits[0].double().softmax(0)
+    kept = (logits[0] > inputs.cut_values[0].cpu()) | ((logits[0] == inputs.cut_values[0].cpu()) & (torch.arange(9001) <= inputs.cut_ids[0].cpu()))
+    mass = float(probs[kept].sum())
+    assert mass >= share - 1e-5
+    assert mass - float(probs[kept].min()) <= share + 1e-5
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinity less infinity, in the interpreter
+@BACKENDS
+def test_bad_rows_stay_bad_behind_masks_and_filters(backend):
+    """As on the host: a NaN or +inf anywhere, also where a mask hides it; nothing left to sample."""
+    device = Device(backend, 61)
+    mask = SamplingParams(temperature=1.0, allowed_token_ids=(5, 6), max_tokens=None)
+    for slot in range(6):
+        device.open(slot, mask if slot < 4 else SamplingParams(temperature=0.9, top_p=0.5, max_tokens=None), [3, 4], 2)
+    logits = torch.zeros(6, 61)
+    logits[0, 30] = float("nan")
+    logits[1, 30] = float("inf")
+    logits[2, [5, 6]] = -torch.inf
+    logits[4, 60] = float("nan")
+    logits[5] = -torch.inf
+    device.round({slot: [] for slot in range(6)}, logits)
+    assert device.state.last_tokens[:3].tolist() == [-1, -1, -1]
+    assert device.state.last_tokens[3] in (5, 6)
+    assert device.state.last_tokens[4:6].tolist() == [-1, -1]
+
+
+def test_an_unasked_logprob_is_not_written():
+    device = Device("torch", 61)
+    device.inputs.logprobs.fill_(77)
+    device.open(0, SamplingParams(logprobs=2), [3, 4], 2)
+    device.open(1, SamplingParams(), [3, 4], 2)
+    device.round({0: [5, 5], 1: [5]}, torch.randn(5, 61, generator=torch.Generator().manual_seed(1)))
+    assert device.inputs.results[0, 0] == 0  # so that only the first of three rows emits
+    assert (device.inputs.logprobs[0, :3] != 77).all()
+    assert (device.inputs.logprobs[0, 3:] == 77).all()
+    assert (device.inputs.logprobs[1:] == 77).all()
+
+
+def test_table_memory():
+    state = SlotState.allocate(LIMITS, 16, DEVICE, 1000)
+    assert (state.words.dtype, state.num_table_bytes) == (torch.int16, 12 * 1000 * 6)
+    longer = SlotState.allocate(RoundLimits(12, 4, 200, 2**13 + 1), 16, DEVICE, 1000)
+    assert (longer.words.dtype, longer.num_table_bytes) == (torch.int32, 12 * 1000 * 8)
