@@ -64,19 +64,25 @@ class Configuration:
     accepts: bool = True
 
 
-def fleet_configs() -> dict[str, VerifierConfig | DrafterConfig]:
-    """The services of the matrix: verifiers of equal model, dtype and threads; drafters by name."""
+def fleet_configs(
+    model: str = DEFAULT_MODEL, noisy_model: Path | None = None, *, device: str = "cpu", dtype: str = "float32"
+) -> dict[str, VerifierConfig | DrafterConfig]:
+    """The services of the matrix: verifiers of equal model, dtype and threads; drafters by name.
+
+    Args:
+        noisy_model: the model with noise; None = made here and kept in the user's cache.
+    """
     verifier = VerifierConfig(
-        dtype="float32", num_threads=NUM_THREADS, max_model_len=MAX_MODEL_LEN, num_kv_blocks=256,
+        model=model, device=device, dtype=dtype, num_threads=NUM_THREADS, max_model_len=MAX_MODEL_LEN, num_kv_blocks=256,
         speculative_config=SpeculativeConfig(num_speculative_tokens=K_MAX),
     )  # fmt: skip
     noisy = DrafterConfig(
-        dtype="float32", num_threads=NUM_THREADS, kv_cache_memory=256 << 20, speculative_config=SpeculativeConfig.from_dict(
-            {"method": "draft_model", "model": str(noisy_twin(resolve_model(DEFAULT_MODEL))), "num_speculative_tokens": K_MAX}
+        device=device, dtype=dtype, num_threads=NUM_THREADS, kv_cache_memory=256 << 20, speculative_config=SpeculativeConfig.from_dict(
+            {"method": "draft_model", "model": str(noisy_model or noisy_twin(resolve_model(model))), "num_speculative_tokens": K_MAX}
         ),
     )  # fmt: skip
     same = dataclasses.replace(
-        noisy, speculative_config=SpeculativeConfig.from_dict({"method": "draft_model", "model": DEFAULT_MODEL, "num_speculative_tokens": K_MAX})
+        noisy, speculative_config=SpeculativeConfig.from_dict({"method": "draft_model", "model": model, "num_speculative_tokens": K_MAX})
     )
     return {
         "verifier": verifier,

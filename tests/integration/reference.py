@@ -31,7 +31,7 @@ class Expected:
 
 
 class OneTokenLoop:
-    """Decodes with a model in float32, without batches, drafts, prefix cache or lookahead.
+    """Decodes with a model, without batches, drafts, prefix cache or lookahead.
 
     Args:
         folder: of the model and its tokenizer.
@@ -39,13 +39,15 @@ class OneTokenLoop:
         num_threads: as the services have them, so that sums round alike.
     """
 
-    def __init__(self, folder: Path, max_model_len: int, num_threads: int) -> None:
+    def __init__(
+        self, folder: Path, max_model_len: int, num_threads: int, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> None:  # fmt: skip
         self.tokenizer = Tokenizer.from_folder(folder)
         self.max_model_len = max_model_len
         self._num_threads = num_threads
-        self._model = load_model(folder, torch.float32)
+        self._model = load_model(folder, dtype, device)
         num_blocks = -(-max_model_len // BLOCK_SIZE)
-        self._runner = ModelRunner(self._model, KVCache(self._model.config, num_blocks, torch.float32))
+        self._runner = ModelRunner(self._model, KVCache(self._model.config, num_blocks, dtype, device))
         self._block_table = range(num_blocks)
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0) -> Expected:
@@ -55,7 +57,7 @@ class OneTokenLoop:
         tokens = list(prompt)
         slot = SlotSampling(
             params, key=params.seed or 0, choice=choice, vocab_size=self._model.config.vocab_size, token_ids=tokens,
-            num_prompt_tokens=len(tokens), eos_token_ids=self.tokenizer.eos_token_ids,
+            num_prompt_tokens=len(tokens), eos_token_ids=self.tokenizer.eos_token_ids, device=self._model.device,
         )  # fmt: skip
         most = self.max_model_len if params.max_tokens is None else min(self.max_model_len, len(prompt) + params.max_tokens)
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self.tokenizer.eos_token_ids)}

@@ -1,0 +1,193 @@
+"""Drafter invariance on a GPU: real weights, the requests and configurations of the CPU matrix, bfloat16, and how close a call each difference was.
+
+On a GPU the shape of a batch decides how sums round, so a near tie can fall the other way. Every request is compared with a one-token loop
+through the engine on the same GPU: the share of requests that differ anywhere, and at the first difference of each how far the loop's own token was
+ahead of the next one (z + T * noise). `text` compares greedy answers of the services with a one-token loop on the CPU in float32.
+"""
+
+import asyncio
+import contextlib
+import math
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.slices import Slice, Slices, make_parser
+from specwire.config import DEFAULT_MODEL
+from specwire.engine.checkpoint import resolve_model
+from specwire.engine.models.hashing import weights_hash
+from tests.engine.tiny_models import save_tiny_model
+from tests.integration.invariance import Difference, Outcome, check, compare, run
+from tests.integration.matrix import MAX_MODEL_LEN, SAMPLINGS, Case, Configuration, fleet_configs, full_matrix, load_cases
+from tests.integration.noisy_model import NOISE_SCALE, save_noisy
+from tests.integration.reference import Expected, OneTokenLoop
+from tests.integration.stack import NUM_THREADS, Fleet
+
+SLICES = {"text": 90, "plain": 60, "drafters": 120, "faults": 150}
+"""Each alone: they share the start of the services and the reference."""
+MAX_MARGIN, MAX_BORDER = 0.15, 0.02
+"""What rounding in bfloat16 is taken to explain: a lead over the next token (docs/design.md, section 3), and a distance to a filter's border."""
+_CPU_THREADS = 8
+_TINY_VOCAB = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What all slices share."""
+
+    model: Path
+    cases: Sequence[Case]
+    expected: Mapping[int, Expected]
+    fleet: Fleet
+    sockets: Path
+
+    async def run(self, configuration: Configuration, cases: Sequence[Case] | None = None) -> Outcome:
+        """The cases, by default all of them, through a configuration."""
+        chosen = list(range(len(self.cases))) if cases is None else [self.cases.index(case) for case in cases]
+        expected = {number: self.expected[index] for number, index in enumerate(chosen)}
+        return await run(configuration, self.fleet, self.sockets, [self.cases[index] for index in chosen], expected)
+
+    def margin(self, difference: Difference) -> tuple[float, float]:
+        """(lead, distance to a filter's border) of the loop's token there; a text that ends early or goes on is no near tie of anything."""
+        margins = self.expected[self.cases.index(difference.case)].margins
+        if difference.position >= min(len(margins), len(difference.got)):
+            return float("inf"), float("inf")
+        found = margins[difference.position]
+        return found.top2, found.border
+
+
+def chosen_configurations(name: str, only: Sequence[str]) -> list[Configuration]:
+    """Those of a slice, as far as they are asked for."""
+    kinds = {
+        "plain": lambda c: not c.drafters and not c.preempts,
+        "drafters": lambda c: bool(c.drafters) and not c.preempts and not c.kill,
+        "faults": lambda c: c.preempts or bool(c.kill),
+    }
+    return [configuration for configuration in full_matrix() if kinds[name](configuration) and (not only or configuration.name in only)]
+
+
+def describe(suite: Suite, outcome: Outcome) -> dict[str, Any]:
+    """A row: what happened, how many requests differ, and the margins at their first differences."""
+    first = [(difference, *suite.margin(difference)) for difference in outcome.differences]
+    leads = sorted(lead for _, lead, _ in first)
+    figures = {key: value for key, value in outcome.to_json().items() if key not in ("differences", "differences_excused")}
+    return figures | {
+        "diverged": len(first),
+        "diverged_share": len(first) / outcome.num_requests,
+        "median_margin": _finite(statistics.median(leads)) if leads else None,
+        "largest_margin": _finite(leads[-1]) if leads else None,
+        "unexplained": sum(lead > MAX_MARGIN and border > MAX_BORDER for _, lead, border in first),
+        "first_differences": [
+            {"prompt": at.case.prompt, "sampling": at.case.sampling, "position": at.position, "margin": _finite(lead), "border": _finite(border)}
+            for at, lead, border in first
+        ],
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def measure_text(part: Slice, suite: Suite) -> None:
+    """Greedy answers through the services without drafts, beside the CPU in float32."""
+    cases = [case for case in suite.cases if case.params.is_greedy]
+    outcome = asyncio.run(suite.run(Configuration("no drafter"), cases))
+    got = {suite.cases.index(difference.case): difference.got for difference in outcome.differences}
+    loop = OneTokenLoop(suite.model, MAX_MODEL_LEN, _CPU_THREADS)
+    num_tokens = num_equal = 0
+    for case in cases:
+        index = suite.cases.index(case)
+        text = got.get(index, suite.expected[index].token_ids)
+        exact = loop.generate(case.prompt_token_ids, case.params)
+        difference = _first_difference(case, exact, text)
+        num_tokens += len(exact.token_ids)
+        num_equal += len(exact.token_ids) if difference is None else difference.position
+        if difference is not None:
+            position = difference.position
+            tokens = [loop.tokenizer.decode(ids[position : position + 1]) for ids in (exact.token_ids, text)]
+            part.add({"prompt": case.prompt, "position": position, "margin": exact.margins[position].top2, "cpu": tokens[0], "gpu": tokens[1]})
+    part.note(requests=len(cases), diverged=len(part.rows), tokens=num_tokens, tokens_before_differences=num_equal)
+
+
+def _first_difference(case: Case, exact: Expected, text: list[int]) -> Difference | None:
+    return None if text == exact.token_ids else compare(case, exact, text, None)
+
+
+def judge(part: Slice) -> None:
+    """Ends the program where a slice shows a difference that rounding does not explain."""
+    wrong = [row for row in part.rows if row.get("unexplained")]
+    if wrong:
+        names = ", ".join(f"{row['configuration']} ({row['unexplained']})" for row in wrong)
+        raise SystemExit(f"differences with a margin above {MAX_MARGIN}: {names}")
+
+
+@contextlib.contextmanager
+def make_suite(model: str, device: str, num_prompts: int, max_tokens: int, *, is_tiny: bool) -> Iterator[Suite]:
+    """Reference and services; the latter start when they are first needed."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as name:
+        folder = Path(name)
+        models = folder / "models"
+        if is_tiny:
+            save_tiny_model(models / "tiny")
+        source = models / "tiny" if is_tiny else resolve_model(model)
+        save_noisy(source, models / "noisy", NOISE_SCALE)
+        dtype = "float32" if device == "cpu" else "bfloat16"
+        loop = OneTokenLoop(source, MAX_MODEL_LEN, NUM_THREADS, dtype=getattr(torch, dtype), device=device)
+        cases = _tiny_cases(num_prompts, max_tokens) if is_tiny else load_cases(loop.tokenizer, num_prompts, max_tokens=max_tokens)
+        expected = {index: loop.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
+        print(f"reference: {sum(len(one.token_ids) for one in expected.values())} tokens of {len(cases)} requests", flush=True)
+        fleet = Fleet(folder, fleet_configs(str(source), models / "noisy", device=device, dtype=dtype))
+        try:
+            yield Suite(source, cases, expected, fleet, folder)
+        finally:
+            fleet.stop()
+
+
+def _tiny_cases(num_prompts: int, max_tokens: int) -> list[Case]:
+    """Random ids: a model of random weights has nothing to say to texts."""
+    rng = random.Random(0)
+    return [
+        Case(
+            f"random {seed}", name, [rng.randrange(_TINY_VOCAB) for _ in range(rng.randint(4, 30))], params.replace(seed=seed, max_tokens=max_tokens)
+        )
+        for name, params in SAMPLINGS.items()
+        for seed in range(num_prompts)
+    ]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the slices asked for."""
+    parser = make_parser(__doc__ or "", SLICES)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="folder or GGUF file of the real weights")
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--configurations", nargs="+", default=[], help="of the slices; all if none is named")
+    slices, options = Slices.parse("invariance", parser, arguments)
+    names = slices.pending()
+    if not names:
+        return
+    with make_suite(options.model, options.device, options.prompts, options.max_tokens, is_tiny=options.tiny) as suite:
+        for name in names:
+            with slices.open(name) as part:
+                part.note(weights=weights_hash(suite.model)[:16], draft_noise_scale=NOISE_SCALE, explained_margin=MAX_MARGIN)
+                if name == "text":
+                    measure_text(part, suite)
+                    continue
+                for configuration in chosen_configurations(name, options.configurations):
+                    outcome = asyncio.run(suite.run(configuration))
+                    part.add(describe(suite, outcome))
+                    if not options.tiny:  # a random model may repeat nothing, and then ngram has nothing to say
+                        check(replace(outcome, differences=[]))
+            if name != "text":
+                judge(part)
+
+
+if __name__ == "__main__":
+    main()
