@@ -188,10 +188,13 @@ class DraftModel:
 
     def _draft(self, asked: Sequence[tuple[int, int]]) -> list[Drafts]:
         """Drafts for (seq_id, num_drafts > 0) pairs whose blocks are reserved."""
-        drafts = self._forward.propose([self._row(seq_id, self._num_missing(seq_id), num_drafts) for seq_id, num_drafts in asked])
-        for (seq_id, num_drafts), (token_ids, _) in zip(asked, drafts, strict=True):
+        results = self._forward.launch([self._row(seq_id, self._num_missing(seq_id), num_drafts) for seq_id, num_drafts in asked])
+        # A device is busy with them meanwhile; whatever reads their KV comes after them.
+        for seq_id, _ in asked:
             self._finalize(seq_id, self._num_missing(seq_id))
             self._behind.pop(seq_id, None)
+        drafts = results()
+        for (seq_id, num_drafts), (token_ids, _) in zip(asked, drafts, strict=True):
             self._sequences[seq_id].fed_drafts = token_ids[:-1]
             self._blocks.set_computed(seq_id, self._num_tokens(seq_id) + num_drafts - 1)
         return [Drafts(RowStatus.OK, *row) for row in drafts]

@@ -1,6 +1,6 @@
 """Runs the draft model: pass by pass from the host, or on the device from one upload to one download."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -29,8 +29,11 @@ class DraftForward(Protocol):
         """Writes KV of the rows' tokens."""
         ...
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTokens]:
-        """Writes KV of the rows' tokens and of all drafts but the last; drafts of each row, in order. Rows want at least one."""
+    def launch(self, rows: Sequence[DraftRow]) -> Callable[[], list[DraftTokens]]:
+        """Starts to write KV of the rows' tokens and of all drafts but the last; rows want at least one.
+
+        Returns a function that waits for the drafts of each row, in order.
+        """
         ...
 
 
@@ -68,8 +71,8 @@ class EagerForward:
         if rows:
             self._run([Segment(row.token_ids, row.start_position, row.block_table) for row in rows])
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTokens]:
-        """See `DraftForward.propose`."""
+    def launch(self, rows: Sequence[DraftRow]) -> Callable[[], list[DraftTokens]]:
+        """See `DraftForward.launch`; nothing is left to wait for."""
         drafts = [DraftTokens([], []) for _ in rows]
         live = list(range(len(rows)))
         segments = [Segment(row.token_ids, row.start_position, row.block_table) for row in rows]
@@ -89,7 +92,7 @@ class EagerForward:
             for index, token_id, prob in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
                 drafts[index].token_ids.append(token_id)
                 drafts[index].probs.append(prob)
-        return drafts
+        return lambda: drafts
 
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden states [S, hidden_size] of each segment's last token."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class PassCounts:
     """Forward passes since the start."""
 
-    num_graph_passes: int = 0  # as captured graphs; off CUDA, passes of a graph's size
+    num_graph_passes: int = 0  # as captured graphs; where there are none, of a graph's size
     num_eager_passes: int = 0  # kernel by kernel: chunks of prompts, and everything where there are no padded sizes
     num_tokens: int = 0  # that went through the model
     num_padded_tokens: int = 0  # the same with padding

@@ -8,6 +8,7 @@ from drafter_svc.metrics import DrafterMetrics
 from drafter_svc.server import DrafterServer
 from drafter_svc.session import SequencePool
 from specwire.config import DrafterConfig
+from specwire.engine.counts import PassCounts
 from specwire.messages import DraftCommit, DraftRow, RowStatus, SlotRef
 from specwire.rpc import open_channel
 from tests.drafter.helpers import DraftClient, ScriptedMethod, draft_stream, open_request, serve_drafter
@@ -37,6 +38,7 @@ def test_before_a_method_is_there_everything_is_zero() -> None:
 async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
     method = ScriptedMethod()
     method.num_behind = 3  # chunks of background work
+    method.counts = PassCounts(num_graph_passes=7, num_eager_passes=3, num_tokens=161, num_padded_tokens=170)
     async with serve_drafter(socket_dir, DrafterConfig(max_num_seqs=2, prefill_chunk=50), lambda _: method) as server:
         scrape = scraper(server.worker.metrics)
         async with draft_stream(server.addresses[0]) as client:
@@ -54,6 +56,10 @@ async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
         "rounds_total": 3,
         "draft_tokens_total": 4 + 4 + 2 + 1,
         "catch_up_tokens_total": 3 * 50,
+        "graph_passes_total": 7,
+        "eager_passes_total": 3,
+        "pass_tokens_total": 161,
+        "padded_tokens_total": 170,
         "streams_opened_total": 1,
         "failed_certificate_reloads_total": 0,
         "spans_total": 0,

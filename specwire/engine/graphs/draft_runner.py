@@ -39,7 +39,7 @@ class _Pass:
 class DraftRunner:
     """One draft model on one device, one call at a time. Not thread-safe: one thread owns it.
 
-    A call of `propose` is a first pass over the committed tokens that have no KV yet, which draws draft 1 of each row, then a pass for each
+    A call of `launch` is a first pass over the committed tokens that have no KV yet, which draws draft 1 of each row, then a pass for each
     further draft over the rows that want it. First passes are padded to token counts, the others to row counts; on CUDA each size is a graph.
 
     Args:
@@ -133,21 +133,22 @@ class DraftRunner:
 
     @torch.inference_mode()
     def compute(self, rows: Sequence[DraftRow]) -> None:
-        """Writes KV of the rows' tokens, kernel by kernel. Returns when the last pass has been started; the next call waits for it."""
+        """Writes KV of the rows' tokens, kernel by kernel; returns when it is there."""
         for chunk in _divide(rows, self._max_chunk):
             num_tokens = self._send(chunk)
             self._count(num_tokens, num_tokens)
             self.counts.num_eager_passes += 1
             self._forward.compute(self._inputs.first(self._max_num_seqs, num_tokens), self._chunk_attention)
             self._record()
+            self._wait()
 
     @torch.inference_mode()
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTokens]:
-        """Drafts for rows that want at least one each, in their order."""
+    def launch(self, rows: Sequence[DraftRow]) -> Callable[[], list[DraftTokens]]:
+        """Starts a call. Returns a function that waits for the drafts of each row, in their order; it is to be called before the next call."""
         order = sorted(range(len(rows)), key=lambda index: -rows[index].num_drafts)
         ordered = self._shorten([rows[index] for index in order])
         if not ordered:
-            return []
+            return list
         assert ordered[-1].num_drafts > 0, f"no drafts wanted: {ordered[-1]}"
         num_tokens, num_live = self._send(ordered), len(ordered)
         self._run(self._first, num_tokens)
@@ -157,12 +158,15 @@ class DraftRunner:
             self._run(self._steps, num_live)
         self._download[: len(rows)].copy_(self._rows.results[: len(rows)], non_blocking=True)
         self._record()
+        return partial(self._results, order, [row.num_drafts for row in ordered])
+
+    def _results(self, order: Sequence[int], nums_drafts: Sequence[int]) -> list[DraftTokens]:
+        """Waits for a call, whose i-th row on the device is row order[i]."""
         self._wait()
-        numbers = self._download[: len(rows)].numpy()
+        numbers = self._download[: len(order)].numpy()
         token_ids, probs = numbers[:, 0].tolist(), numbers[:, 1].view(np.float32).tolist()
-        drafts: list[DraftTokens] = [DraftTokens([], [])] * len(rows)
-        for place, index in enumerate(order):
-            num_drafts = rows[index].num_drafts
+        drafts = [DraftTokens([], [])] * len(order)
+        for place, (index, num_drafts) in enumerate(zip(order, nums_drafts, strict=True)):
             drafts[index] = DraftTokens(token_ids[place][:num_drafts], probs[place][:num_drafts])
         return drafts
 
@@ -171,8 +175,8 @@ class DraftRunner:
         long = [row for row in rows if len(row.token_ids) > self._max_query_len]
         if not long:
             return rows
-        self.compute([replace(row, token_ids=row.token_ids[:-1]) for row in long])
-        last = {row.slot: replace(row, start_position=row.start_position + len(row.token_ids) - 1, token_ids=row.token_ids[-1:]) for row in long}
+        self.compute([row._replace(token_ids=row.token_ids[:-1]) for row in long])
+        last = {row.slot: row._replace(start_position=row.start_position + len(row.token_ids) - 1, token_ids=row.token_ids[-1:]) for row in long}
         return [last.get(row.slot, row) for row in rows]
 
     def _send(self, rows: Sequence[DraftRow]) -> int:
@@ -207,7 +211,7 @@ class DraftRunner:
             self._finished.record()
 
     def _wait(self) -> None:
-        """For the call before: its buffers are used again, and the device should not fall far behind the host."""
+        """For what was recorded last: the buffers are used again."""
         if self._finished is not None:
             self._finished.synchronize()
 
@@ -220,7 +224,7 @@ def _divide(rows: Sequence[DraftRow], most: int) -> Iterator[list[DraftRow]]:
         begin = 0
         while begin < len(row.token_ids):
             token_ids = row.token_ids[begin : begin + room]
-            part.append(replace(row, start_position=row.start_position + begin, token_ids=token_ids))
+            part.append(row._replace(start_position=row.start_position + begin, token_ids=token_ids))
             begin, room = begin + len(token_ids), room - len(token_ids)
             if not room:
                 yield part

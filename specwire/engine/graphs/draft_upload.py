@@ -6,6 +6,7 @@ header | rows (ROW numbers each) | block-table changes (CHANGE each) | token ids
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +36,7 @@ class DraftSampling:
     choice: int
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRow:
+class DraftRow(NamedTuple):
     """The next committed tokens of a sequence, and how many drafts are to follow them.
 
     Args:
