@@ -1,0 +1,77 @@
+"""An executor whose rounds arrive when a test says so, as those of a device do."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from specwire.engine.block_manager import BlockManager
+from specwire.engine.graphs.runner import RoundCounts
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.sampling.segments import SegmentTokens
+from specwire.engine.sampling.slot import SlotSampling
+from verifier_svc.executor import Executor, PendingRound
+from verifier_svc.plan import Segment
+from verifier_svc.slots import Slot
+
+
+class LateRound:
+    """A round that is on its way until `arrive` is called, with an error if the device failed."""
+
+    def __init__(self, computed: PendingRound) -> None:
+        self._computed = computed
+        self._arrived = threading.Event()
+        self._error: Exception | None = None
+
+    def arrive(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._arrived.set()
+
+    def is_done(self) -> bool:
+        return self._arrived.is_set()
+
+    def wait(self) -> None:
+        assert self._arrived.wait(20)
+
+    def results(self) -> list[SegmentTokens]:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._computed.results()
+
+
+class LateExecutor:
+    """Launches on another executor at once, so that blocks are written in order.
+
+    Attributes:
+        launched: all rounds, oldest first.
+    """
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.launched: list[LateRound] = []
+
+    @property
+    def kv_cache(self) -> KVCache:
+        return self._inner.kv_cache
+
+    @property
+    def device(self) -> torch.device:
+        return self._inner.device
+
+    @property
+    def counts(self) -> RoundCounts:
+        return self._inner.counts
+
+    def open(self, slot: Slot) -> None:
+        self._inner.open(slot)
+
+    def close(self, slot: Slot) -> None:
+        self._inner.close(slot)
+
+    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
+        return self._inner.follows_unread(sampling, first_index)
+
+    def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> LateRound:
+        self.launched.append(LateRound(self._inner.launch(segments, blocks)))
+        return self.launched[-1]
