@@ -1,9 +1,10 @@
-"""What a draft call costs: a short measurement that seeds the coordinator's waiting times and budgets."""
+"""What a draft call costs: a short measurement that seeds the coordinator's waiting times and budgets (design section 4)."""
 
 import logging
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from specwire.messages import DraftCost, DraftOpen, RowStatus
 from specwire.sampling_params import SamplingParams
@@ -13,63 +14,164 @@ from .method import Ask, Method
 logger = logging.getLogger(__name__)
 
 _NUM_TOKENS = 32
-_NUM_RUNS = 3
+_NUM_RUNS = 5
+_MIN_RUNS = 3
+_SIZES_SHARE = 0.6
+_GRID_SHARE = 0.8
+"""Of the time: until when more sequences are measured, and more K; the rest is the context's."""
 
 
-def measure_draft_cost(method: Method, budget_s: float) -> tuple[DraftCost, ...]:
-    """Median time of `propose` by K (1, half, all) and number of sequences (powers of two up to the most), small ones first.
+class DraftProfile(NamedTuple):
+    """costs by K and sequences, without context to speak of; ms_per_kv_token: what each token of context adds to each draft position."""
 
-    Ends early when the next size would pass `budget_s` or the KV blocks are used up; one sequence is always measured. Sequences are
-    synthetic, 32 tokens long, and closed again.
+    costs: tuple[DraftCost, ...] = ()
+    ms_per_kv_token: float = 0.0
+
+
+def measure_draft_cost(
+    method: Method, budget_s: float, *, chunk: int, context_len: int = 0, clock: Callable[[], float] = time.perf_counter
+) -> DraftProfile:
+    """Median time of up to 5 calls of `propose`, for numbers of sequences that are powers of two up to the most, small ones first: K = 1, half and
+    all; then the other K; then one sequence with a longer context.
+
+    Each ends early when its next size would pass its share of the time or the KV blocks are used up; one sequence is always measured.
+    Sequences are synthetic, and closed again.
+
+    Args:
+        budget_s: time for all of it.
+        chunk: most tokens of background work at once.
+        context_len: tokens of context to measure behind, as far as they can be computed in time and fit; 0 = none.
+        clock: seconds.
     """
-    description = method.description
-    most = description.max_num_draft_tokens
-    num_tokens = max(1, min(_NUM_TOKENS, description.max_model_len - most))
-    deadline = time.perf_counter() + budget_s
-    costs: list[DraftCost] = []
-    num_open = 0
+    bench = _Bench(method, budget_s, chunk, clock)
     try:
-        for num_seqs in _powers_of_two(description.max_num_seqs):
-            started = time.perf_counter()
-            for seq_id in range(num_open, num_seqs):
-                method.open(seq_id, _synthetic_open(seq_id, num_tokens, description.vocab_size or 1 << 15))
-                num_open += 1
-            while method.catch_up(num_seqs * num_tokens):
-                pass
-            for k in sorted({1, -(-most // 2), most}):
-                draft_ms = _median_ms(method, num_seqs, k)
-                if draft_ms is None:
-                    logger.info("draft costs are measured up to %d sequences: there are no KV blocks for more", num_seqs // 2)
-                    return tuple(costs)
-                costs.append(DraftCost(k, num_seqs, draft_ms))
-            # Twice the sequences take at most some twice the time.
-            now = time.perf_counter()
-            if now + 2 * (now - started) > deadline:
-                break
+        _measure_sizes(bench)
+        _measure_all_k(bench)
+        bench.close()
+        ms_per_kv_token = _measure_context(bench, context_len)
     finally:
-        for seq_id in range(num_open):
-            method.close(seq_id)
-    return tuple(costs)
+        bench.close()
+    costs = tuple(DraftCost(k, n, ms) for (n, k), ms in sorted(bench.median_ms.items()))
+    logger.info(
+        "measured draft costs in %.1f s: %d numbers of sequences up to %d, %d K up to %d, %.6f ms a KV token and draft",
+        bench.spent_s, len({cost.num_sequences for cost in costs}), max((cost.num_sequences for cost in costs), default=0),
+        len({cost.num_draft_tokens for cost in costs}), bench.most, ms_per_kv_token,
+    )  # fmt: skip
+    return DraftProfile(costs, ms_per_kv_token)
 
 
-def _median_ms(method: Method, num_seqs: int, num_draft_tokens: int) -> float | None:
-    """None where a sequence could not be drafted for."""
-    asks = [Ask(seq_id, num_draft_tokens) for seq_id in range(num_seqs)]
-    runs = []
-    # The first call has more tokens to compute, and warms up.
-    for _ in range(1 + _NUM_RUNS):
-        started = time.perf_counter()
-        drafts = method.propose(asks)
-        runs.append((time.perf_counter() - started) * 1e3)
-        if any(answer.status is not RowStatus.OK for answer in drafts):
-            return None
-    return statistics.median(runs[1:])
+class _Bench:
+    """Synthetic sequences 0 to num_open - 1, and what calls took. most: the largest K."""
+
+    def __init__(self, method: Method, budget_s: float, chunk: int, clock: Callable[[], float]) -> None:
+        self.method = method
+        self.clock = clock
+        self.most = method.description.max_num_draft_tokens
+        self.max_num_seqs = method.description.max_num_seqs
+        self.num_open = 0
+        self.median_ms: dict[tuple[int, int], float] = {}  # by sequences and K
+        self._vocab_size = method.description.vocab_size or 1 << 15
+        self._budget_s = budget_s
+        self._chunk = chunk
+        self._started = clock()
+
+    @property
+    def spent_s(self) -> float:
+        return self.clock() - self._started
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Seconds until so much of the time is spent."""
+        return share * self._budget_s - self.spent_s
+
+    def open_up_to(self, num_seqs: int, num_tokens: int) -> None:
+        for seq_id in range(self.num_open, num_seqs):
+            token_ids = self.token_ids(seq_id, 0, num_tokens)
+            self.method.open(seq_id, DraftOpen(seq_id, 0, token_ids, num_tokens, SamplingParams(), noise_key=seq_id))
+            self.num_open += 1
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        while self.method.catch_up(self._chunk):
+            pass
+
+    def token_ids(self, seq_id: int, start: int, end: int) -> list[int]:
+        """Different in every sequence, so that a prefix cache does not make them one."""
+        return [(seq_id * 7919 + index * 104_729) % self._vocab_size for index in range(start, end)]
+
+    def run(self, num_seqs: int, k: int) -> list[float] | None:
+        """Milliseconds of each call; None where a sequence could not be drafted for."""
+        asks = [Ask(seq_id, k) for seq_id in range(num_seqs)]
+        began = self.clock()
+        runs: list[float] = []
+        # The first call has more tokens to compute, and warms up. A slow method has no time for five of each.
+        while len(runs) < 1 + _MIN_RUNS or (len(runs) < 1 + _NUM_RUNS and self.clock() - began < self._budget_s / 16):
+            started = self.clock()
+            drafts = self.method.propose(asks)
+            runs.append((self.clock() - started) * 1e3)
+            if any(answer.status is not RowStatus.OK for answer in drafts):
+                return None
+        return runs[1:]
+
+    def measure(self, num_seqs: int, ks: Sequence[int]) -> bool:
+        """Whether all could be drafted for."""
+        for k in ks:
+            runs = self.run(num_seqs, k)
+            if runs is None:
+                return False
+            self.median_ms[num_seqs, k] = statistics.median(runs)
+        return True
+
+    def close(self) -> None:
+        for seq_id in range(self.num_open):
+            self.method.close(seq_id)
+        self.num_open = 0
 
 
-def _synthetic_open(seq_id: int, num_tokens: int, vocab_size: int) -> DraftOpen:
-    # Different in every sequence, so that a prefix cache does not make them one.
-    token_ids = [(seq_id * 7919 + index * 104_729) % vocab_size for index in range(num_tokens)]
-    return DraftOpen(seq_id, 0, token_ids, num_tokens, SamplingParams(), noise_key=seq_id)
+def _measure_sizes(bench: _Bench) -> None:
+    num_tokens = max(1, min(_NUM_TOKENS, bench.method.description.max_model_len - bench.most))
+    for num_seqs in _powers_of_two(bench.max_num_seqs):
+        before_s = bench.spent_s
+        bench.open_up_to(num_seqs, num_tokens)
+        if not bench.measure(num_seqs, sorted({1, -(-bench.most // 2), bench.most})):
+            logger.info("draft costs are measured up to %d sequences: there are no KV blocks for more", num_seqs // 2)
+            return
+        # Twice the sequences take at most some twice the time.
+        if 2 * (bench.spent_s - before_s) > bench.left_s(_SIZES_SHARE):
+            return
+
+
+def _measure_all_k(bench: _Bench) -> None:
+    for num_seqs in sorted({num_seqs for num_seqs, _ in bench.median_ms}):
+        for k in range(1, bench.most + 1):
+            if (num_seqs, k) not in bench.median_ms:
+                before_s = bench.spent_s
+                if not bench.measure(num_seqs, [k]) or 2 * (bench.spent_s - before_s) > bench.left_s(_GRID_SHARE):
+                    return
+
+
+def _measure_context(bench: _Bench, context_len: int) -> float:
+    """Milliseconds that each token of context adds to each draft position; 0 where that can't be told from noise."""
+    description = bench.method.description
+    num_tokens = short = max(1, min(_NUM_TOKENS, description.max_model_len - bench.most))
+    most_tokens = min(short + context_len, description.max_model_len - bench.most)
+    if description.num_blocks:
+        most_tokens = min(most_tokens, description.num_blocks * description.block_size - bench.most)
+    if most_tokens < 2 * short or bench.left_s() <= 0:
+        return 0.0
+    bench.open_up_to(1, short)
+    base = bench.run(1, bench.most)
+    took_s = 0.0
+    # Each time twice as long, until the next time would take too long.
+    while base and num_tokens < most_tokens and 2 * took_s < bench.left_s():
+        started_s = bench.spent_s
+        longer = min(2 * num_tokens, most_tokens)
+        bench.method.append(0, bench.token_ids(0, num_tokens, longer))
+        bench.catch_up()
+        num_tokens, took_s = longer, bench.spent_s - started_s
+    runs = bench.run(1, bench.most) if base else None
+    if not base or not runs or num_tokens == short or min(runs) <= max(base):
+        return 0.0
+    return (statistics.median(runs) - statistics.median(base)) / (bench.most * (num_tokens - short))
 
 
 def _powers_of_two(limit: int) -> Iterator[int]:

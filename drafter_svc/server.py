@@ -44,7 +44,12 @@ class DrafterServer:
         instance_id = uuid.uuid4().hex
         self._tracer = open_tracer("drafter", instance_id, endpoint=config.trace_endpoint, file=config.trace_file)
         self.worker = Worker(
-            lambda: build(config), max_num_seqs=config.max_num_seqs, chunk=config.prefill_chunk, cost_budget_s=cost_budget_s, tracer=self._tracer
+            lambda: build(config),
+            max_num_seqs=config.max_num_seqs,
+            chunk=config.prefill_chunk,
+            cost_budget_s=cost_budget_s,
+            profile_context_len=config.profile_context_len,
+            tracer=self._tracer,
         )
         max_message_bytes = config.max_message_mb << 20
         self._servicer = _Servicer(self.worker, max_message_bytes, instance_id)
@@ -165,7 +170,8 @@ class _Servicer(pb_grpc.DrafterServiceServicer):
             ready.result().description,
             instance_id=self._instance_id,
             build=build_version(),
-            draft_cost=self._worker.draft_cost,
+            draft_cost=self._worker.profile.costs,
+            draft_ms_per_kv_token=self._worker.profile.ms_per_kv_token,
             max_message_bytes=self._max_message_bytes,
         )
 

@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from specwire.errors import InternalError, SpecwireError
-from specwire.messages import DraftCost, DraftResult, DraftRound, DraftRowResult, RoundTiming
+from specwire.messages import DraftResult, DraftRound, DraftRowResult, RoundTiming
 from specwire.tracing import Tracer
 
-from .cost import measure_draft_cost
+from .cost import DraftProfile, measure_draft_cost
 from .method import Ask, Method
 from .metrics import DrafterMetrics
 from .session import SequencePool, Session
@@ -43,21 +43,30 @@ class Worker:
         max_num_seqs: most sequences over all sessions.
         chunk: most tokens of background work between two batches.
         cost_budget_s: time for the measurement of draft costs at the start; 0 = none.
+        profile_context_len: tokens of context to measure them behind, as far as they fit.
         tracer: takes the spans of rounds.
     """
 
     def __init__(
-        self, build: Callable[[], Method], *, max_num_seqs: int, chunk: int, cost_budget_s: float = 3.0, tracer: Tracer | None = None
+        self,
+        build: Callable[[], Method],
+        *,
+        max_num_seqs: int,
+        chunk: int,
+        cost_budget_s: float = 3.0,
+        profile_context_len: int = 0,
+        tracer: Tracer | None = None,
     ) -> None:
         self.ready: Future[Method] = Future()
         """Resolves when the method is made and measured, or to the error that kept it from that."""
-        self.draft_cost: tuple[DraftCost, ...] = ()
+        self.profile = DraftProfile()
         self.pool = SequencePool(max_num_seqs)
         self.metrics = DrafterMetrics(self.pool, tracer)
         self._build = build
         self._chunk = chunk
         self._tracer = tracer
         self._cost_budget_s = cost_budget_s
+        self._profile_context_len = profile_context_len
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -99,7 +108,8 @@ class Worker:
         try:
             method = self._build()
             self.metrics.watch_passes(method.counts)
-            self.draft_cost = measure_draft_cost(method, self._cost_budget_s) if self._cost_budget_s else ()
+            if self._cost_budget_s:
+                self.profile = measure_draft_cost(method, self._cost_budget_s, chunk=self._chunk, context_len=self._profile_context_len)
         except Exception as error:
             self.ready.set_exception(error)
             return

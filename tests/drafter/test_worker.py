@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from drafter_svc.cost import measure_draft_cost
 from drafter_svc.method import Ask, Drafts
-from drafter_svc.ngram import Ngram
 from drafter_svc.session import Session
 from drafter_svc.worker import Worker
 from specwire.errors import InternalError, InvalidArgumentError, SpecwireError, UnavailableError
@@ -215,16 +213,3 @@ def test_what_keeps_the_method_from_being_made_is_told() -> None:
     with pytest.raises(UnavailableError, match="no such model"):
         worker.ready.result(10)
     assert worker.stop(10)
-
-
-def test_measured_costs_cover_k_and_sequences_and_leave_nothing_open() -> None:
-    method = ScriptedMethod(max_num_drafts=5, max_num_seqs=6)
-    costs = measure_draft_cost(method, budget_s=10)
-    assert [(cost.num_draft_tokens, cost.num_sequences) for cost in costs] == [(k, n) for n in (1, 2, 4, 6) for k in (1, 3, 5)]
-    assert all(cost.draft_ms > 0 for cost in costs)
-    assert not method.sequences
-
-
-def test_measuring_stops_within_its_budget() -> None:
-    costs = measure_draft_cost(Ngram(2, 4, max_num_drafts=1, max_num_seqs=64), budget_s=0)
-    assert [(cost.num_draft_tokens, cost.num_sequences) for cost in costs] == [(1, 1)]

@@ -98,7 +98,8 @@ def test_draft_result_round_trip():
 def test_description_round_trip():
     message = m.ServiceDescription(
         "id", "i", 49152, 8192, 5, 16, "w", "f", "bfloat16", "1", "cpu", 16, 100, (1, 2), (m.FeatureSet("eagle3", "h", (2, 15), 576, "bfloat16"),),
-        m.VerifyCost((1, 8), (1.5, 2.5), 0.5, 0.25, 8), (m.DraftCost(5, 1, 0.5),), "0.1.0", "ngram", (2,), 512, 1 << 20, True, "synthetic",
+        m.VerifyCost((1, 8), (1.5, 2.5), 0.5, 0.25, 8, 6, (16, 32), (4.5, 8.5)), (m.DraftCost(5, 1, 0.5),), "0.1.0", "ngram", (2,), 512, 1 << 20,
+        True, "synthetic", 0.125,
     )  # fmt: skip
     assert through(message, common.pack_description, common.unpack_description) == message
 
@@ -173,15 +174,35 @@ def test_broken_tokenizer_is_refused(data):
     ("change", "words"),
     [
         (lambda packed: setattr(packed.verify_cost, "step_ms", b""), "verify_cost.step_ms has 0 values, but verify_cost.num_tokens has 1"),
+        (lambda packed: setattr(packed.verify_cost, "chunk_ms", b""), "verify_cost.chunk_ms has 0 values, but verify_cost.chunk_num_tokens has 1"),
         (lambda packed: setattr(packed.draft_cost, "draft_ms", b""), "draft_cost.draft_ms has 0 values, but draft_cost.num_draft_tokens has 1"),
     ],
 )
 def test_cost_tables_with_missing_values_are_refused(change, words):
-    description = m.ServiceDescription("model", "id", 1, 1, 1, 1, verify_cost=m.VerifyCost((1,), (2.0,)), draft_cost=(m.DraftCost(1, 1, 1.0),))
+    description = m.ServiceDescription(
+        "model",
+        "id",
+        1,
+        1,
+        1,
+        1,
+        verify_cost=m.VerifyCost((1,), (2.0,), chunk_num_tokens=(8,), chunk_ms=(3.0,)),
+        draft_cost=(m.DraftCost(1, 1, 1.0),),
+    )
     packed = common.pack_description(description)
     change(packed)
     with pytest.raises(InvalidArgumentError, match=words):
         common.unpack_description(packed)
+
+
+def test_cost_tables_of_an_older_service_are_read():
+    old = types_pb2.ServiceDescription(
+        verify_cost=types_pb2.VerifyCostTable(num_tokens=b"\x01\0\0\0", step_ms=b"\0\0\0\x40", ms_per_row=0.5, max_graph_tokens=1),
+        draft_cost=types_pb2.DraftCostTable(num_draft_tokens=b"\x05\0\0\0", num_sequences=b"\x01\0\0\0", draft_ms=b"\0\0\x80\x3f"),
+    )
+    description = common.unpack_description(old)
+    assert description.verify_cost == m.VerifyCost((1,), (2.0,), ms_per_row=0.5, max_graph_tokens=1)
+    assert (description.draft_cost, description.draft_ms_per_kv_token) == ((m.DraftCost(5, 1, 1.0),), 0.0)
 
 
 def test_conditional_drafts_need_a_count_a_row():

@@ -1,0 +1,111 @@
+"""What the drafter measures at its start: by K, sequences and context, within its time."""
+
+from collections.abc import Callable
+
+import pytest
+
+from drafter_svc.cost import DraftProfile, measure_draft_cost
+from drafter_svc.draft_model import DraftModel
+from drafter_svc.forward import EagerForward
+from drafter_svc.method import Ask, Drafts
+from drafter_svc.ngram import Ngram
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.runner import ModelRunner
+from specwire.messages import DraftCost, RowStatus
+from tests.drafter.helpers import ScriptedMethod
+from tests.drafter.target import tiny_model
+
+
+class TimedMethod(ScriptedMethod):
+    """Calls that take what a formula says of (K, sequences, tokens of the first one), and tokens that take catch_up_s each, on a clock of their
+    own; no more than max_open sequences can be drafted for."""
+
+    def __init__(self, ms: Callable[[int, int, int], float], *, max_num_drafts: int = 4, max_num_seqs: int = 8, max_open: int = 99) -> None:
+        super().__init__(max_num_drafts=max_num_drafts, max_num_seqs=max_num_seqs)
+        self.now_s = 0.0
+        self.catch_up_s = 0.0
+        self.longest = 0
+        self._ms, self._max_open = ms, max_open
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def append(self, seq_id: int, token_ids: list[int]) -> None:  # type: ignore[override]
+        super().append(seq_id, token_ids)
+        self.now_s += len(token_ids) * self.catch_up_s
+        self.longest = max(self.longest, len(self.sequences[seq_id]))
+
+    def propose(self, asks: list[Ask]) -> list[Drafts]:  # type: ignore[override]
+        if len(asks) > self._max_open:
+            return [Drafts(RowStatus.OUT_OF_BLOCKS)] * len(asks)
+        self.now_s += self._ms(asks[0].num_drafts, len(asks), len(self.sequences[0])) / 1e3
+        return super().propose(asks)
+
+    def measure(self, budget_s: float, context_len: int = 0) -> DraftProfile:
+        return measure_draft_cost(self, budget_s, chunk=64, context_len=context_len, clock=self.clock)
+
+
+def linear(k: int, num_seqs: int, num_tokens: int) -> float:
+    return k * (2.0 + 0.1 * num_seqs + 0.001 * (num_tokens - 32))
+
+
+def test_costs_cover_every_k_and_powers_of_two_of_sequences() -> None:
+    method = TimedMethod(linear, max_num_seqs=6)
+    profile = method.measure(budget_s=100)
+    assert profile.costs == tuple(DraftCost(k, n, pytest.approx(linear(k, n, 32))) for n in (1, 2, 4, 6) for k in (1, 2, 3, 4))
+    assert profile.ms_per_kv_token == 0.0
+    assert not method.sequences
+
+
+def test_context_costs_each_draft_position() -> None:
+    method = TimedMethod(linear)
+    assert method.measure(budget_s=100, context_len=5000).ms_per_kv_token == pytest.approx(0.001)
+    assert method.longest == 5032
+    assert not method.sequences
+
+
+def test_context_is_as_long_as_there_is_time_for() -> None:
+    method = TimedMethod(linear, max_num_seqs=1)
+    method.catch_up_s = 0.001
+    assert method.measure(budget_s=2.0, context_len=100_000).ms_per_kv_token == pytest.approx(0.001)
+    assert 256 <= method.longest <= 2048
+    assert method.now_s < 2.5
+
+
+def test_a_difference_within_the_noise_is_none() -> None:
+    noise = iter([0.0, 0.6, 0.2, 0.9, 0.4] * 1000)
+    assert TimedMethod(lambda k, n, tokens: 5.0 + next(noise) + 1e-5 * tokens).measure(100, context_len=4000).ms_per_kv_token == 0.0
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 0.4])
+def test_it_stops_within_its_time_with_one_sequence_at_least(budget_s: float) -> None:
+    method = TimedMethod(lambda k, n, tokens: 10.0 * k * n, max_num_seqs=64)
+    costs = method.measure(budget_s, context_len=1000).costs
+    assert {cost.num_sequences for cost in costs} == {1}
+    assert {1, 2, 4} <= {cost.num_draft_tokens for cost in costs}
+    assert method.now_s < 0.6
+
+
+def test_a_few_sequences_of_a_slow_method_are_better_than_many_k() -> None:
+    method = TimedMethod(lambda k, n, tokens: 5.0 * k, max_num_drafts=8, max_num_seqs=64)
+    costs = method.measure(budget_s=3.0).costs
+    assert len({cost.num_sequences for cost in costs}) > 2
+    assert len(costs) < 7 * 8
+
+
+def test_without_blocks_for_more_it_keeps_what_it_has() -> None:
+    costs = TimedMethod(linear, max_open=2).measure(budget_s=100).costs
+    assert {cost.num_sequences for cost in costs} == {1, 2}
+
+
+def test_real_methods() -> None:
+    costs = measure_draft_cost(Ngram(2, 4, max_num_drafts=1, max_num_seqs=64), budget_s=0, chunk=64).costs
+    assert [(cost.num_draft_tokens, cost.num_sequences) for cost in costs] == [(1, 1)]
+    model = tiny_model()
+    forward = EagerForward(ModelRunner(model, KVCache(model.config, 16, model.dtype)))
+    method = DraftModel(model, forward, num_blocks=16, max_num_drafts=2, max_num_seqs=2)
+    profile = measure_draft_cost(method, budget_s=0.3, chunk=16, context_len=100)
+    assert {(cost.num_draft_tokens, cost.num_sequences) for cost in profile.costs} >= {(1, 1), (2, 1)}
+    assert profile.ms_per_kv_token >= 0
+    method.check_integrity()
+    assert method.num_free_blocks == 16
