@@ -108,12 +108,12 @@ async def _present(stack: Stack, with_demo: bool) -> None:
     console.print(
         f"serving on {stack.address} until Ctrl-C; call it from another terminal or from Python:", style="bold", markup=False, soft_wrap=True
     )
-    for line in how_to_call(stack.coordinator):
+    for line in how_to_call(stack.coordinator, takes_text=not stack.verifiers[0].skip_tokenizer):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
-    """Two first calls, ready to be pasted, but for keys that only the caller has."""
+def how_to_call(coordinator: CoordinatorConfig, *, takes_text: bool = True) -> list[str]:
+    """First calls, ready to be pasted, but for keys that only the caller has; in Python only where the prompt must be token ids."""
     host, separator, port = coordinator.listen[0].rpartition(":")
     address = f"{_LOOPBACK.get(host, host)}{separator}{port}"
     options, arguments, imports, key = "", [], "Client", f"{API_KEY_VARIABLE}=... " if coordinator.api_keys else ""
@@ -126,8 +126,10 @@ def how_to_call(coordinator: CoordinatorConfig) -> list[str]:
         imports = "Client, TlsOptions"
     # A virtual environment need not be active to be used.
     program = "specwire" if shutil.which("specwire") or Path(sys.argv[0]).name != "specwire" else sys.argv[0]
-    call = f'Client({", ".join(arguments)}).generate("The capital of France is")'
-    return [f'{key}{program} generate "The capital of France is"{options}', f"from specwire import {imports}; print({call}.text)"]
+    client = f"from specwire import {imports}; print(Client({', '.join(arguments)}).generate"
+    if not takes_text:
+        return [f"{client}([1, 2, 3]).token_ids)"]
+    return [f'{key}{program} generate "The capital of France is"{options}', f'{client}("The capital of France is").text)']
 
 
 def print_line(abandoned: asyncio.Event, name: str, line: str) -> None:

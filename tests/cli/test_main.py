@@ -56,6 +56,8 @@ def test_version() -> None:
         (["uo"], "uo"),
         (["generate"], "PROMPT"),
         (["up", "--no-drafter", "--drafters", "2"], "--no-drafter and --drafters 2 exclude each other"),
+        (["up", "--demo", "--skip-tokenizer"], "--demo sends text, and with --skip-tokenizer no tokenizer is served; leave one out"),
+        (["up", "--config=", "--set", "verifier.kv_cache_dtype=fp8"], "verifier.kv_cache_dtype is fp8, but only auto is built"),
     ],
 )
 def test_wrong_arguments_end_with_status_2(arguments: list[str], message: str) -> None:
@@ -103,6 +105,11 @@ def test_first_calls_name_what_they_need(values: dict[str, Any], command: str, c
     assert call in python
     assert python.startswith("from specwire import Client")
     compile(python, "first call", "exec")
+
+
+def test_without_a_tokenizer_the_first_call_sends_ids() -> None:
+    [python] = how_to_call(CoordinatorConfig(), takes_text=False)
+    assert python == "from specwire import Client; print(Client().generate([1, 2, 3]).token_ids)"
 
 
 @pytest.mark.parametrize(

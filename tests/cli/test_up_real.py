@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from specwire import Client, FailedPreconditionError, SamplingParams, UnsupportedError
 from tests.cli.test_up import Up, children
 from tests.security.certificates import Authority
 
 PROMPT = "abcabcabcabc"
+SHAPE = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "eos_token_id": 2,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -80,6 +85,29 @@ coordinator: {{tls_cert: {server.cert}, tls_key: {server.key}, tls_ca: {authorit
     pids = children(up).values()
     assert up.end(signal.SIGINT) == 0
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.timeout(180)
+def test_a_configuration_alone_is_served_by_ids(tmp_path: Path, started: list[Up]) -> None:
+    """Target and draft model are folders with nothing but config.json: weights are made up, and there is no tokenizer."""
+    for name, num_layers in (("target", 2), ("draft", 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": num_layers}))
+    speculation = json.dumps({"model": str(tmp_path / "draft"), "num_speculative_tokens": 3})
+    options = ("--load-format", "dummy", "--skip-tokenizer", "--dtype", "float32", "--num-threads", "1", "--kv-cache-memory", "1000000")
+    up = Up(tmp_path, "--port", "0", "--model", str(tmp_path / "target"), *options, "--speculative-config", speculation, timeout_s=120)
+    started.append(up)
+    address = up.wait_ready()
+    up.wait_for(r"(Client)\(.*\)\.generate\(\[1, 2, 3\]\)\.token_ids\)", "stdout")
+    with Client(address) as client:
+        with pytest.raises(UnsupportedError, match="serves no tokenizer; send token ids"):
+            client.generate("text")
+        with pytest.raises(FailedPreconditionError, match="stop strings need a tokenizer, but the verifier serves none; use stop_token_ids"):
+            client.generate([1, 2, 3], SamplingParams(max_tokens=4, stop=("x",)))
+        answer = client.generate([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+        assert len(answer.token_ids) == 30
+        assert answer.spec.num_draft_tokens > 0
+    assert up.end(signal.SIGINT) == 0
 
 
 @pytest.mark.timeout(120)

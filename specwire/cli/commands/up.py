@@ -23,6 +23,7 @@ def up(
     load_format: Annotated[str | None, _option("auto, or dummy for seeded random weights of the model's shape.", _VERIFIER.load_format)] = None,
     skip_tokenizer: Annotated[bool, typer.Option("--skip-tokenizer", help="Serve token ids only, without a tokenizer.")] = False,
     dtype: Annotated[str | None, _option("auto (bfloat16), float32 or bfloat16.", _VERIFIER.dtype)] = None,
+    weights: Annotated[str | None, _option("How a CPU keeps the weights: auto, int4, int8, bf16 or fp32.", _VERIFIER.weights)] = None,
     device: Annotated[str | None, _option("cpu or cuda.", _VERIFIER.device)] = None,
     num_threads: Annotated[int | None, _option("CPU threads of each model; 0 = all cores, shared among the verifiers.", 0)] = None,
     max_model_len: Annotated[int | None, _option("Longest sequence in tokens; 0 = the model's context.", _VERIFIER.max_model_len)] = None,
@@ -57,6 +58,7 @@ def up(
         "load_format": load_format,
         "skip_tokenizer": skip_tokenizer or None,
         "dtype": dtype,
+        "weights": weights,
         "device": device,
         "num_threads": num_threads,
         "kv_cache_memory": kv_cache_memory,
@@ -77,5 +79,7 @@ def up(
         sections = {"verifier": verifier | models | observed, "drafter": models | observed, "coordinator": coordinator, "up": services}
         flags = flags_source(sections, speculative_config)
         options = resolve_stack([*read_sources(config, set_ or []), flags])
+        if demo and options.verifier.skip_tokenizer:
+            raise InvalidArgumentError("--demo sends text, and with --skip-tokenizer no tokenizer is served; leave one out")
     with exit_on_error(1):
         run_up(options, with_demo=demo)
