@@ -245,7 +245,7 @@ class Lane:
         self.free = list(reversed(range(engine.max_num_seqs)))
         self.next_round, self.preempted_round, self.is_lockstep = 1, 0, False
         self._inbox.open(stream)
-        self._watch.start(verify_ms(self.verify_cost, self.max_num_batched_tokens, engine.max_num_seqs, 0))
+        self._watch.start(verify_ms(self.verify_cost, self.max_num_batched_tokens, engine.max_num_seqs, 0, longest_row=self.max_num_batched_tokens))
         self.is_ready, self.reason = True, ""
         logger.info("lane %d: verifier %s is there", self.index, self.address)
         self.admission.lane_changed()

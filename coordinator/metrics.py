@@ -202,7 +202,8 @@ class Metrics:
         if not cost.num_tokens or not result.num_padded_tokens or not result.timing.received_ns:
             return
         num_kv_tokens = sum([row.base_len for row in round_.rows]) if cost.ms_per_kv_token else 0
-        metrics.predicted.observe(round(1e6 * verify_ms(cost, result.num_padded_tokens, len(round_.rows), num_kv_tokens)))
+        longest_row = max((budget for _, budget in round_.plan.chunks), default=1) if cost.chunk_ms else 1
+        metrics.predicted.observe(round(1e6 * verify_ms(cost, result.num_padded_tokens, len(round_.rows), num_kv_tokens, longest_row)))
         metrics.measured.observe(forward_ns)
 
 

@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def commit(metrics: Metrics, times: StepTimes, timing: RoundTiming, *, cost: VerifyCost = NO_TABLE, num_tokens: int = 0, k: int = 4) -> None:
     rows = [VerifyRow(0, 1, 0, base_len=100), VerifyRow(1, 1, 0, base_len=200), VerifyRow(2, 1, 0, token_budget=5)]
     lane: Any = SimpleNamespace(address="v:1", verify_cost=cost)
-    round_: Any = SimpleNamespace(rows=rows, plan=SimpleNamespace(times=times, num_speculative_tokens=k))
+    round_: Any = SimpleNamespace(rows=rows, plan=SimpleNamespace(times=times, num_speculative_tokens=k, chunks=[(None, 5)]))
     metrics.committed(lane, round_, VerifyResult(1, 0, 1, timing=timing, num_padded_tokens=num_tokens), {(10 * MS, 4): 3, (7 * MS, 1): 2})
 
 
@@ -90,6 +90,14 @@ def test_predicted_and_measured_cost_of_the_same_rounds(clock: list[int]) -> Non
     commit(metrics, times, TIMING, cost=TABLE, num_tokens=0)  # nothing went through the model
     assert lane.predicted.count == lane.measured.count == 1
     assert lane.step.count == 4
+
+
+def test_a_round_with_a_chunk_that_no_graph_takes_is_predicted_by_its_own_curve(clock: list[int]) -> None:
+    metrics, times = Metrics(), StepTimes(planned_ns=1 * MS, sent_ns=9 * MS, answered_ns=29 * MS)
+    for max_graph_row_tokens in (4, 5):
+        table = VerifyCost((1, 8), (4.0, 11.0), max_graph_row_tokens=max_graph_row_tokens, chunk_num_tokens=(8, 16), chunk_ms=(20.0, 40.0))
+        commit(metrics, times, TIMING, cost=table, num_tokens=8)
+    assert metrics.lanes["v:1"].predicted.sum == pytest.approx((20.0 + 11.0) / 1e3)
 
 
 def test_a_drafters_reply(clock: list[int]) -> None:
