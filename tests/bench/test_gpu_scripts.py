@@ -1,0 +1,78 @@
+"""The GPU benchmarks on tiny models: the same code from the command line to the file of results, on any machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import draft, engine, invariance, services, startup, variants
+
+TINY = ("--device", "cpu", "--tiny")
+
+
+def results(folder: Path, name: str) -> dict[str, Any]:
+    """A slice's file, which must be complete and name no folder of this machine."""
+    text = (folder / f"{name}.json").read_text()
+    assert str(folder) not in text
+    found = json.loads(text)
+    assert found["is_complete"]
+    assert found["rows"]
+    assert found["command"].startswith(f"python -m benchmarks.gpu.{name.partition('-')[0]} --device cpu --tiny --out {folder.name}")
+    return found
+
+
+def test_services(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*TINY, "--out", str(tmp_path), "--only", "smollm-unix", "--concurrency", "2"]
+    services.main(arguments)
+    found = results(tmp_path, "services-smollm-unix")
+    [row] = found["rows"]
+    assert row["num_steps"] == 12  # all steps of the traced request but the one of its first token
+    assert min(row["engine_ms"], row["forward_ms"], row["stream_ms"], row["hop_ms"], row["period_ms"]) > 0
+    assert row["propose_ms"] == 0
+
+    capsys.readouterr()
+    services.main(arguments)
+    assert "--again measures it again" in capsys.readouterr().out
+    assert results(tmp_path, "services-smollm-unix")["date"] == found["date"]
+
+
+def test_draft(tmp_path: Path) -> None:
+    draft.main([*TINY, "--out", str(tmp_path), "--only", "fixed", "--concurrency", "2"])
+    [row] = results(tmp_path, "draft-fixed")["rows"]
+    assert row["k"] == 5
+    assert 1 < row["acceptance_length"] <= 6
+    assert row["plain"]["acceptance_length"] == 1
+    assert row["predicted_ms"] > 0
+
+
+def test_engine(tmp_path: Path) -> None:
+    names = ["check-processed", "check-synthetic", "smollm", "prefill"]
+    engine.main([*TINY, "--out", str(tmp_path), "--only", *names, "--concurrency", "2"])
+    for name in names:
+        results(tmp_path, f"engine-{name}")
+    assert sum(row.get("accepted", 0) for row in results(tmp_path, "engine-check-synthetic")["rows"]) > 0
+
+
+def test_variants(tmp_path: Path) -> None:
+    variants.main([*TINY, "--out", str(tmp_path), "--variants", "cublas-rows", "--concurrency", "1"])
+    assert [row["variant"] for row in results(tmp_path, "variants-decode")["rows"]] == ["base", "cublas-rows", "base again"]
+    with pytest.raises(SystemExit, match="but the backend takes"):
+        variants.main([*TINY, "--out", str(tmp_path), "--variants", 'base:{"turbo": true}'])
+
+
+@pytest.mark.slow
+def test_startup(tmp_path: Path) -> None:
+    startup.main([*TINY, "--out", str(tmp_path), "--only", "warm", "--concurrency", "1"])
+    [row] = results(tmp_path, "startup-warm")["rows"]
+    assert row["ready_s"] > 0
+    assert any("ready: " in line for _, line in row["lines"])
+
+
+@pytest.mark.slow
+def test_invariance(tmp_path: Path) -> None:
+    arguments = ["--prompts", "1", "--max-tokens", "12", "--configurations", "draft_model K=3"]
+    invariance.main([*TINY, "--out", str(tmp_path), "--only", "drafters", *arguments])
+    [row] = results(tmp_path, "invariance-drafters")["rows"]
+    assert row["accepted_tokens"] > 0
+    assert row["diverged"] == row["unexplained"] == 0
