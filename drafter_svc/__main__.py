@@ -18,27 +18,32 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(config: DrafterConfig) -> None:
-    """Serves until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT; raises what keeps it from serving."""
     server = DrafterServer(config)
     metrics = MetricsServer(config.metrics_listen, METRICS, server.worker.metrics.collect)
     metrics.start()
     await server.start()
-    stopped, ready = asyncio.create_task(wait_for_stop_signal()), asyncio.create_task(server.wait_ready())
-    await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
+    stopped, serving = asyncio.create_task(wait_for_stop_signal()), asyncio.create_task(_load_and_watch(server))
     try:
-        if not stopped.done():
-            await ready
-            logger.info("ready: drafter %s", " ".join(server.addresses))
-            await stopped
+        await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
         await server.drain(config.grace_s)
     finally:
-        ready.cancel()
+        serving.cancel()
         stopped.cancel()
         await metrics.stop()
         if not await server.stop():
             # A thread inside a library's native code can crash the interpreter's own ending.
             logger.info("leaving while the model is still busy")
             os._exit(0)
+
+
+async def _load_and_watch(server: DrafterServer) -> None:
+    """Never returns: raises what keeps the drafter from serving, at the start or later."""
+    await server.wait_ready()
+    logger.info("ready: drafter %s", " ".join(server.addresses))
+    await server.wait_broken()
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ EAGER_PASSES = _counter("eager_passes", "forward passes of the draft model kerne
 PASS_TOKENS = _counter("pass_tokens", "tokens that went through the draft model: committed ones, and drafts that others followed")
 PADDED_TOKENS = _counter("padded_tokens", "the same with the padding of CUDA graphs")
 STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lanes")
+FAULTS = _counter("faults", "batches and chunks that failed for no reason of their own")
 FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
@@ -35,7 +36,7 @@ QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
     ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, GRAPH_PASSES, EAGER_PASSES, PASS_TOKENS, PADDED_TOKENS,
-    STREAMS_OPENED, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, STREAMS, OPEN, MAX_OPEN,
+    STREAMS_OPENED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, STREAMS, OPEN, MAX_OPEN,
     DRAFTING, QUEUE,
 )  # fmt: skip
 
@@ -54,6 +55,7 @@ class DrafterMetrics:
         self._passes = PassCounts()
         self.num_draft_tokens = 0
         self.num_catch_up_tokens = 0
+        self.num_faults = 0
         self.num_streams_opened = 0  # the event loop's
         self.num_streams = 0  # the event loop's
         self._is_ready = False  # the event loop's
@@ -102,6 +104,7 @@ class DrafterMetrics:
             (PASS_TOKENS, self._passes.num_tokens),
             (PADDED_TOKENS, self._passes.num_padded_tokens),
             (STREAMS_OPENED, self.num_streams_opened),
+            (FAULTS, self.num_faults),
             (FAILED_RELOADS, 0 if self._certificates is None else self._certificates.num_failed_reloads),
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),

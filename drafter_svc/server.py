@@ -72,6 +72,10 @@ class DrafterServer:
         self.worker.metrics.ready()
         await self._server.set_serving(True)
 
+    async def wait_broken(self) -> None:
+        """Never returns. Raises InternalError once batches keep failing: only a new process can help."""
+        await asyncio.shield(asyncio.wrap_future(self.worker.broken))
+
     async def drain(self, grace_s: float) -> None:
         """NOT_SERVING; returns when all coordinators have gone on elsewhere, at the latest after grace_s."""
         await self._server.set_serving(False)

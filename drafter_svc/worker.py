@@ -23,6 +23,8 @@ from .spans import trace_draft
 
 logger = logging.getLogger(__name__)
 
+_MAX_FAULTS = 5
+"""Batches in a row that fail for no reason of their own, after which the drafter is taken for broken: only a new process gets a device back."""
 _MAX_BATCHES_BEFORE_CHUNK = 4
 """Batches in a row that may delay waiting background work: rounds of many lanes must not starve new sequences."""
 
@@ -59,6 +61,8 @@ class Worker:
     ) -> None:
         self.ready: Future[Method] = Future()
         """Resolves when the method is made and measured, or to the error that kept it from that."""
+        self.broken: Future[None] = Future()
+        """Fails with InternalError once batches keep failing."""
         self.profile = DraftProfile()
         self.pool = SequencePool(max_num_seqs)
         self.metrics = DrafterMetrics(self.pool, tracer)
@@ -70,6 +74,7 @@ class Worker:
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._num_faults = 0  # since the last batch that was drafted
         self._sessions: set[Session] = set()  # the thread's own
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
 
@@ -157,9 +162,11 @@ class Worker:
             for job, message, _ in planned:
                 trace_draft(self._tracer, message, RoundTiming(job.received_ns, started_ns, time.time_ns()), error)
             self._fail([job.session for job, _, _ in planned], error, "drafting")
+            self._note_fault(error)
             return
         finished_ns = time.time_ns()
         if asks:
+            self._num_faults = 0
             self.metrics.batch_drafted(started_ns, finished_ns)
         for job, message, plans in planned:
             rows = [job.session.answer(row, next(drafts)) if isinstance(plan, Ask) else plan for row, plan in zip(message.rows, plans, strict=True)]
@@ -191,9 +198,20 @@ class Worker:
         except Exception as error:
             # Which sequence it was is unknown: all streams start over.
             self._fail(list(self._sessions), error, "catching up")
+            self._note_fault(error)
             return False
         self.metrics.num_catch_up_tokens += num_tokens
         return num_tokens > 0
+
+    def _note_fault(self, error: Exception) -> None:
+        """Counts batches and chunks that failed in a row for no reason of their own."""
+        if isinstance(error, SpecwireError):
+            return
+        self.metrics.num_faults += 1
+        self._num_faults += 1
+        if self._num_faults >= _MAX_FAULTS and not self.broken.done():
+            text = f"{self._num_faults} batches in a row failed, the last one with {type(error).__name__}: {error}"
+            self.broken.set_exception(InternalError(f"{text}; the drafter ends, to be started anew"))
 
     def _fail(self, sessions: list[Session], error: Exception, doing: str) -> None:
         """Ends sessions with an error; the others go on."""

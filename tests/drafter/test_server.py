@@ -17,7 +17,7 @@ from drafter_svc.__main__ import serve
 from drafter_svc.method import Method, build_method
 from drafter_svc.server import MAX_OUTSTANDING_ROUNDS, DrafterServer
 from specwire.config import DrafterConfig
-from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.errors import InternalError, InvalidArgumentError, UnsupportedError
 from specwire.messages import DraftCommit, DraftRound, DraftRow, RowStatus, SlotRef
 from specwire.rpc import is_serving, open_channel
 from specwire.speculative_config import SpeculativeConfig
@@ -296,6 +296,21 @@ def test_process_starts_soon_small_and_without_torch_and_ends_with_0(socket_dir:
         process.stderr.close()
 
 
+async def test_a_drafter_whose_batches_keep_failing_ends(socket_dir: Path) -> None:
+    def fail(tokens: list[int], num_drafts: int) -> list[int]:
+        raise RuntimeError("no device")
+
+    async with serve_drafter(socket_dir, build=lambda _: ScriptedMethod(fail)) as server:
+        broken = asyncio.create_task(server.wait_broken())
+        for _ in range(5):
+            assert not broken.done()
+            async with draft_stream(server.addresses[0]) as client:
+                with pytest.raises(grpc.aio.AioRpcError, match="RuntimeError in drafting"):
+                    await client.ask(opens=[open_request([3])], rows=[DraftRow(0, 1, 1, 2)])
+        with pytest.raises(InternalError, match=r"5 batches in a row failed, the last one with RuntimeError: no device"):
+            await asyncio.wait_for(broken, 10)
+
+
 def _resident_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -315,7 +330,7 @@ def test_process_refuses_with_one_line(socket_dir: Path, arguments: list[str], s
     process = run_drafter(f"--listen=unix:{socket_dir}/d", *arguments)
     _, stderr = process.communicate(timeout=50)
     assert process.returncode == status, stderr
-    lines = [line for line in stderr.splitlines() if line]
+    lines = [line for line in stderr.splitlines() if line and " INFO " not in line]
     assert message in lines[-1]
     assert "Traceback" not in stderr
     assert len(lines) == 1, stderr

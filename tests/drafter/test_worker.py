@@ -173,6 +173,30 @@ def test_a_fault_while_drafting_ends_the_sessions_of_its_batch(caplog: pytest.Lo
     harness.stop()
 
 
+def test_faults_in_a_row_break_the_worker() -> None:
+    """Errors with a reason of their own do not count, and a batch that is drafted starts the count anew."""
+    faults: list[type[Exception] | None] = [RuntimeError] * 4 + [InvalidArgumentError, None] + [RuntimeError] * 5
+    left = list(faults)
+
+    def propose(tokens: list[int], num_drafts: int) -> list[int]:
+        if (error := left.pop(0)) is not None:
+            raise error("no device")
+        return [0] * num_drafts
+
+    harness = Harness(ScriptedMethod(propose))
+    for number, error in enumerate(faults):
+        assert not harness.worker.broken.done()
+        session, inbox = harness.session(str(number))
+        harness.worker.submit(session, first_round(), 0)
+        answer = inbox.get(timeout=10)
+        assert isinstance(answer, DraftResult if error is None else SpecwireError)
+        harness.worker.close_session(session)
+    with pytest.raises(InternalError, match="5 batches in a row failed, the last one with RuntimeError: no device; the drafter ends"):
+        harness.worker.broken.result(10)
+    assert harness.worker.metrics.num_faults == 9
+    harness.stop()
+
+
 def test_a_fault_in_background_work_ends_every_session() -> None:
     method = ScriptedMethod()
     harness = Harness(method)

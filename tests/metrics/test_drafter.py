@@ -61,6 +61,7 @@ async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
         "pass_tokens_total": 161,
         "padded_tokens_total": 170,
         "streams_opened_total": 1,
+        "faults_total": 0,
         "failed_certificate_reloads_total": 0,
         "spans_total": 0,
         "lost_spans_total": 0,
