@@ -36,14 +36,14 @@ class Executor(Protocol):
 
     Attributes:
         kv_cache: of all slots.
-        device: where logits are.
+        sampling_device: where the host's sampling state of slots is.
         counts: what has run.
     """
 
     @property
     def kv_cache(self) -> KVCache: ...
     @property
-    def device(self) -> torch.device: ...
+    def sampling_device(self) -> torch.device: ...
     @property
     def counts(self) -> RoundCounts: ...
 
@@ -55,8 +55,8 @@ class Executor(Protocol):
         """Its end; rounds that are launched still run it."""
         ...
 
-    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
-        """Whether a segment that samples token `first_index` can start from a token that was sampled, but not read yet."""
+    def samples_on_host(self, sampling: SlotSampling) -> bool:
+        """Whether the host samples a slot's segments at their launch: then all tokens before them must be read."""
         ...
 
     def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> PendingRound:

@@ -28,7 +28,7 @@ class ModelExecutor:
         return self._runner.kv_cache
 
     @property
-    def device(self) -> torch.device:
+    def sampling_device(self) -> torch.device:
         return self._runner.model.device
 
     def open(self, slot: Slot) -> None:
@@ -37,9 +37,9 @@ class ModelExecutor:
     def close(self, slot: Slot) -> None:
         """See `Executor.close`."""
 
-    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
-        """Never: results only wait to be read."""
-        return False
+    def samples_on_host(self, sampling: SlotSampling) -> bool:
+        """Always."""
+        return True
 
     def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> "ComputedRound":
         """Computes the round."""

@@ -72,7 +72,7 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
         rounds = _make_rounds(config, runner, limits, weights_bytes)
     with phases.phase("profile"), explain_out_of_memory("measure the costs of rounds", config.device, LESS_WORK):
         cost = profile_verifier(runner, rounds, limits, config.profile_context_len)
-    executor = ModelExecutor(runner) if rounds is None else RoundExecutor(rounds, runner.kv_cache, model.device, limits.max_num_seqs)
+    executor = ModelExecutor(runner) if rounds is None else RoundExecutor(rounds, runner.kv_cache, limits.max_num_seqs)
     description = ServiceDescription(
         model_id=model_id,
         instance_id=instance_id,

@@ -92,7 +92,7 @@ class RoundReader:
         slot.num_launched_tokens += output.num_accepted
         self._counts.num_draft_tokens += len(segment.draft_tokens)
         self._counts.num_accepted_tokens += output.num_accepted
-        if slot.sampling is not None:
+        if slot.keeps_history and slot.sampling is not None:
             slot.sampling.append(output.token_ids)
         return VerifyRowResult(
             RowStatus.OK, slot.num_computed_tokens, slot.num_cached_tokens, output.num_accepted, list(output.token_ids), output.logprobs

@@ -24,9 +24,9 @@ class RoundExecutor:
         max_num_seqs: slots of the runner.
     """
 
-    def __init__(self, runner: RoundRunner, kv_cache: KVCache, device: torch.device, max_num_seqs: int) -> None:
+    def __init__(self, runner: RoundRunner, kv_cache: KVCache, max_num_seqs: int) -> None:
         self.kv_cache = kv_cache
-        self.device = device
+        self.sampling_device = torch.device("cpu")
         self._runner = runner
         self._free_places = list(range(max_num_seqs - 1, -1, -1))
         self._places: dict[int, int] = {}  # the runner's slot of each of ours, whose numbers a coordinator chooses
@@ -45,9 +45,9 @@ class RoundExecutor:
         """See `Executor.close`."""
         self._free_places.append(self._places.pop(slot.slot))
 
-    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
-        """Not if the tokens before must be known where the logits are processed, and that is not the device."""
-        return sampling.seen is None or samples_in_kernel(sampling)
+    def samples_on_host(self, sampling: SlotSampling) -> bool:
+        """See `Executor.samples_on_host`."""
+        return not samples_in_kernel(sampling)
 
     def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> Round:
         """See `Executor.launch`."""

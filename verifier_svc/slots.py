@@ -51,6 +51,7 @@ class Slot:
     num_unread_tokens: int = 0  # next tokens that these sample
     last_round: int = 0  # the last round whose row of this slot ran
     last_num_drafts: int = 0  # drafts of that row
+    keeps_history: bool = False  # whether its sampling state must see the tokens that are read
     is_closed: bool = False
     cached_blocks: list[tuple[int, bytes]] = field(default_factory=list)  # what the prefix cache had of it when it was closed with rows unread
     error: str = ""  # why the slot is dead; empty while it lives

@@ -181,7 +181,7 @@ class Verifier:
             raise InvalidArgumentError(f"{len(live)} slots would be open, but max_num_seqs is {self.limits.max_num_seqs}; close some or raise it")
 
     def _open(self, message: VerifyOpen) -> None:
-        slot = open_slot(message, self.limits, self._executor.device)
+        slot = open_slot(message, self.limits, self._executor.sampling_device)
         slot.num_cached_tokens = slot.num_computed_tokens = slot.num_launched_tokens = self._blocks.open(
             slot.slot, slot.token_ids, message.tenant_cache_key
         )
@@ -190,6 +190,7 @@ class Verifier:
             self.counts.num_looked_up_tokens += len(slot.token_ids)
             self.counts.num_cached_tokens += slot.num_cached_tokens
         if slot.sampling is not None:
+            slot.keeps_history = self._executor.samples_on_host(slot.sampling)
             self._executor.open(slot)
         else:
             logger.warning("request %r cannot be served: %s", message.request_id, slot.error)
@@ -239,7 +240,7 @@ class Verifier:
             return True
         if row.token_budget or not slot.num_unread_tokens:
             return False
-        return not row.from_round or slot.sampling is None or not self._executor.follows_unread(slot.sampling, slot.num_tokens)
+        return not row.from_round or slot.keeps_history
 
     def _check_row(self, request: VerifyRound, index: int, slot: Slot, tally: _Tally) -> None:
         """What depends on the rest of the round; raises InvalidArgumentError."""

@@ -86,7 +86,7 @@ def make_verifier(
     sizes = RoundLimits(bounds.max_num_seqs, bounds.max_num_draft_tokens, bounds.max_num_batched_tokens, bounds.max_model_len)
     rounds = RoundRunner(model, kv_cache, sizes, num_in_flight=num_in_flight)
     rounds.capture()
-    return Verifier(RoundExecutor(rounds, kv_cache, model.device, bounds.max_num_seqs), bounds, enable_prefix_cache=enable_prefix_cache)
+    return Verifier(RoundExecutor(rounds, kv_cache, bounds.max_num_seqs), bounds, enable_prefix_cache=enable_prefix_cache)
 
 
 def open_message(slot: int, token_ids: Sequence[int], sampling: SamplingParams = GREEDY, *, epoch: int = 1, **fields: object) -> VerifyOpen:

@@ -56,8 +56,8 @@ class LateExecutor:
         return self._inner.kv_cache
 
     @property
-    def device(self) -> torch.device:
-        return self._inner.device
+    def sampling_device(self) -> torch.device:
+        return self._inner.sampling_device
 
     @property
     def counts(self) -> RoundCounts:
@@ -69,8 +69,8 @@ class LateExecutor:
     def close(self, slot: Slot) -> None:
         self._inner.close(slot)
 
-    def follows_unread(self, sampling: SlotSampling, first_index: int) -> bool:
-        return self._inner.follows_unread(sampling, first_index)
+    def samples_on_host(self, sampling: SlotSampling) -> bool:
+        return self._inner.samples_on_host(sampling)
 
     def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> LateRound:
         self.launched.append(LateRound(self._inner.launch(segments, blocks)))

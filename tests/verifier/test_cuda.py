@@ -1,4 +1,4 @@
-"""The same engine and verifier, eagerly, on a CUDA device: equal logits, equal rounds."""
+"""The same engine and verifier on a CUDA device, eagerly and in graphs: equal logits, equal rounds."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from specwire.engine.runner import ModelRunner
 from specwire.sampling_params import SamplingParams
 from tests.engine.tiny_models import FAMILIES, save_tiny_model
 
-from .harness import Rounds, decode, make_verifier, tiny_config
+from .harness import Rounds, ahead, decode, make_verifier, open_message, prefill, tiny_config
 
 pytestmark = pytest.mark.gpu
 
@@ -50,9 +50,9 @@ def test_bfloat16_logits_are_near() -> None:
     assert (near - exact).norm() / exact.norm() < 2e-2
 
 
-def _texts(device: str) -> list[list[int]]:
+def _texts(device: str, executor: str) -> list[list[int]]:
     """12 ragged rounds of three sequences with right, wrong and no drafts; what each emitted."""
-    rounds = Rounds(make_verifier(dummy_model(tiny_config(), torch.float32, device, std=0.4)))
+    rounds = Rounds(make_verifier(dummy_model(tiny_config(head_dim=64), torch.float32, device, std=0.4), executor=executor))
     texts = [list(prompt) for prompt in PROMPTS]
     for slot, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
         result = rounds.open(slot, prompt, params)
@@ -65,5 +65,22 @@ def _texts(device: str) -> list[list[int]]:
     return texts
 
 
-def test_rounds_equal_the_cpu_ones() -> None:
-    assert _texts("cuda") == _texts("cpu")
+@pytest.mark.parametrize("executor", ["model", "rounds"])
+def test_rounds_equal_the_cpu_ones(executor: str) -> None:
+    assert _texts("cuda", executor) == _texts("cpu", "model")
+
+
+def test_rounds_in_flight_equal_the_cpu_ones() -> None:
+    texts = []
+    for device, executor in (("cuda", "rounds"), ("cpu", "model")):
+        rounds = Rounds(make_verifier(dummy_model(tiny_config(head_dim=64), torch.float32, device, std=0.4), executor=executor))
+        opens = [open_message(slot, prompt, params) for slot, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
+        launched = [rounds.start([prefill(slot, 60) for slot in range(3)], opens=opens)]
+        rows = []
+        for number in range(1, 20):
+            launched.append(rounds.start([ahead(slot, len(prompt) + number, rounds.round) for slot, prompt in enumerate(PROMPTS)]))
+            rows.append(rounds.finish(launched.pop(0)).rows)
+        rows.append(rounds.finish(launched.pop()).rows)
+        texts.append([[row.token_ids[0] for row in column] for column in zip(*rows, strict=True)])
+        assert executor == "model" or rounds.verifier.num_waits == 0
+    assert texts[0] == texts[1]
