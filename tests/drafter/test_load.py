@@ -1,12 +1,19 @@
 """A draft model from a folder, as the service loads and serves it."""
 
+import logging
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from drafter_svc import load
 from drafter_svc.load import load_draft_model
 from specwire.config import DrafterConfig
+from specwire.engine import memory
+from specwire.engine.memory import DeviceMemory, MemoryNeeds
+from specwire.engine.models.config import ModelConfig
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError
 from specwire.messages import DraftCommit, DraftRow, DraftRowResult, RowStatus
 from specwire.sampling_params import SamplingParams
@@ -93,6 +100,58 @@ def test_memory_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Mon
         load_draft_model(config(folder))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("open_model", r"cannot load the weights of the draft model .*tiny on cpu: .*2\.00 GiB more were asked for.*; take a smaller draft model"),
+        ("_make_forward", r"cannot capture the draft model's graphs on cpu: .* lower the drafter's max_num_seqs, prefill_chunk or num_speculative"),
+    ],
+)
+def test_out_of_memory_says_what_to_lower(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    monkeypatch.setattr(load, name, out_of_memory)
+    with pytest.raises(ResourceExhaustedError, match=message):
+        load_draft_model(config(folder))
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise torch.cuda.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.5 GiB of which 1.2 GiB is free."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [
+        ({}, 256 * 64 // 16),  # all sequences at full length
+        ({"max_num_seqs": 4000}, None),  # what the share leaves
+        ({"max_num_seqs": 4000, "kv_cache_memory": 1 << 20}, (1 << 20) // (2 * 2 * 16 * 16 * 3 * 2)),
+    ],
+)
+def test_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, options: dict[str, int], num_blocks: int | None) -> None:
+    """On a device that is made up: 4 GiB, of which this process may use a quarter."""
+    mib, measured = 1 << 20, []
+
+    def measure(model: object, make_runner: object) -> MemoryNeeds:
+        measured.append(make_runner)
+        return MemoryNeeds(64 * mib, 32 * mib, 16 * mib, 8 * mib)
+
+    monkeypatch.setattr(load, "measure_needs", measure)
+    monkeypatch.setattr(load, "read_device_memory", lambda device: DeviceMemory(4096 * mib, 4000 * mib))
+    model = SimpleNamespace(config=ModelConfig.from_folder(folder), dtype=torch.bfloat16, device=torch.device("cuda"))
+    got = load._num_blocks(config(folder, device="cuda", gpu_memory_utilization=0.25, **options), model, 256)  # type: ignore[arg-type]
+    assert bool(measured) == ("kv_cache_memory" not in options)
+    if num_blocks is None:
+        num_blocks = (int(1024 * mib * 0.99) - memory._CONTEXT_BYTES - 120 * mib) // (2 * 2 * 16 * 16 * 3 * 2)
+    assert got == pytest.approx(num_blocks, abs=1)
+
+
+def test_out_of_memory_of_the_largest_batch_alone(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(load, "measure_needs", out_of_memory)
+    model = SimpleNamespace(config=ModelConfig.from_folder(folder), dtype=torch.bfloat16, device=torch.device("cuda"))
+    with pytest.raises(ResourceExhaustedError, match=r"cannot run the draft model's largest batch, even without a KV cache, on cuda: .*; lower the"):
+        load._num_blocks(config(folder, device="cuda"), model, 256)  # type: ignore[arg-type]
+
+
 def test_a_model_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(SpecwireError, match=r"missing\.gguf"):
         load_draft_model(config(folder / "missing.gguf"))
@@ -103,3 +162,11 @@ def test_without_a_tokenizer_the_fingerprint_is_empty_and_the_log_says_so(tmp_pa
     (tmp_path / "m" / "tokenizer.json").unlink()
     assert load_draft_model(config(tmp_path / "m")).description.tokenizer_fingerprint == ""
     assert "no tokenizer.json" in caplog.text
+
+
+def test_a_tokenizer_can_be_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert load_draft_model(config(folder, skip_tokenizer=True)).description.tokenizer_fingerprint == ""
+    assert "no tokenizer, as asked for" in caplog.text
+    assert "no tokenizer.json" not in caplog.text
+    assert re.search(r"loaded .*tiny \(float32, cpu\) with 1024 KV blocks of 16 tokens in [\d.]+ s", caplog.text)

@@ -73,7 +73,15 @@ def test_eos_ids_of_both_files(config_eos, generation_eos, expected):
     [
         ({"model_type": "gemma3"}, "'gemma3'"),
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            r"quantised with AWQ \(quantization_config .* use the checkpoint that it was made from, or",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with GPTQ"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised with FP8 "),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantised with compressed-tensors"),
+        ({"quantization_config": {"quant_method": "new"}}, "quantised with new "),
+        ({"quantization_config": {"bits": 4}}, "quantised with unknown "),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
         ({"model_type": "mistral"}, "sliding_window 4096"),
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window 4096"),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -104,6 +105,16 @@ def test_a_model_without_tokenizer_is_served_with_a_warning(folder, caplog):
     loaded = load_verifier(config(folder), "me")
     assert (loaded.tokenizer, loaded.description.tokenizer_fingerprint, loaded.description.eos_token_ids) == (None, "", (2,))
     assert "has no tokenizer.json" in caplog.text
+
+
+def test_a_tokenizer_can_be_left_out(folder, caplog):
+    """Two verifiers, with and without, tell what they are: the one without has no fingerprint, and takes the model's EOS."""
+    caplog.set_level(logging.INFO)
+    loaded = load_verifier(config(folder, skip_tokenizer=True), "me")
+    assert (loaded.tokenizer, loaded.description.tokenizer_fingerprint, loaded.description.eos_token_ids) == (None, "", (2,))
+    assert "no tokenizer, as asked for" in caplog.text
+    assert "no tokenizer.json" not in caplog.text
+    assert re.search(r"loaded tiny-model \(float32, cpu, weights [0-9a-f]{12}\) in [\d.]+ s", caplog.text)
 
 
 def test_synthetic_rates_come_from_the_configuration(folder):

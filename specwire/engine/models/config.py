@@ -10,6 +10,17 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_QUANTIZATIONS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (FBGEMM)",
+    "compressed-tensors": "compressed-tensors (FP8, INT8 or INT4)",
+    "bitsandbytes": "bitsandbytes",
+    "mxfp4": "MXFP4",
+    "modelopt": "ModelOpt (FP8 or FP4)",
+}
+"""What users call a quant_method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +129,11 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedError(f"hidden_act {raw['hidden_act']!r} is not supported; supported: 'silu'")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method")
-        raise UnsupportedError(f"quantization_config (quant_method {method!r}) is not supported; use an unquantised checkpoint")
+        method = str(raw["quantization_config"].get("quant_method") or "unknown")
+        raise UnsupportedError(
+            f"the checkpoint is quantised with {_QUANTIZATIONS.get(method, method)} (quantization_config in its config.json), which is not supported; "
+            "use the checkpoint that it was made from, or the model as a .gguf file in Q8_0, Q4_1 or Q4_0"
+        )
     # Qwen configurations carry a sliding_window that use_sliding_window switches off; Mistral's is on unless it is null.
     window = raw.get("sliding_window", 4096 if raw["model_type"] == "mistral" else None)
     if raw["model_type"] in ("qwen2", "qwen3") and not raw.get("use_sliding_window", False):
