@@ -32,9 +32,8 @@ class Budget:
 
 def survivals(confidences: Floats, num_offered: Ints) -> Floats:
     """Running products of the confidences [R, K], each clipped to [0, 1], NaN as 0; -1 from a row's num_offered-th [R] position on."""
-    clean = np.nan_to_num(confidences, nan=0.0, posinf=1.0, neginf=0.0)
+    clean = np.fmax(confidences, 0.0)  # of NaN and 0 it takes the 0
     np.minimum(clean, 1.0, out=clean)
-    np.maximum(clean, 0.0, out=clean)
     for position in range(1, clean.shape[1]):  # K steps over R: faster than cumprod along the short axis
         clean[:, position] *= clean[:, position - 1]
     clean[np.arange(clean.shape[1]) >= num_offered[:, None]] = -1.0

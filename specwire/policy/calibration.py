@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specwire.policy.budget import Floats, Ints
 
@@ -29,7 +28,7 @@ _PRIOR_WEIGHT = 0.5
 WINDOW = 2048
 """Observations of a position after which an old one counts 1/e."""
 _NUM_ERROR_BINS = 10
-_MIN_STEPS = 8
+_MIN_STEPS = 16
 _MIN_NEW = 32
 
 
@@ -188,11 +187,18 @@ class Calibrator:
 
 
 def isotonic(values: Floats, weights: Floats) -> Floats:
-    """The non-decreasing sequence [n] closest to the values in weighted squares: x_i = max over a <= i of min over b >= i of mean(a..b)."""
-    num_values = len(values)
-    sums, totals = (np.concatenate([[0.0], np.cumsum(part)]) for part in (values * weights, weights))
-    starts_behind: NDArray[np.bool_] = np.tri(num_values, k=-1, dtype=bool)  # a > b: no such range
-    spans = np.where(starts_behind, 1.0, totals[1:] - totals[:-1, None])
-    means = np.where(starts_behind, np.inf, (sums[1:] - sums[:-1, None]) / spans)
-    least = np.minimum.accumulate(means[:, ::-1], axis=1)[:, ::-1]
-    return np.maximum.accumulate(np.where(starts_behind, -np.inf, least), axis=0).diagonal()
+    """The non-decreasing sequence [n] closest to the values in weighted squares, by pooling neighbours that violate the order."""
+    means: list[float] = []
+    totals: list[float] = []
+    sizes: list[int] = []
+    # Lists: for 50 values they take a fifth of the time of the closed formula in arrays.
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        mean, total, size = value, weight, 1
+        while means and means[-1] > mean:
+            left, size = totals.pop(), size + sizes.pop()
+            mean = (left * means.pop() + total * mean) / (left + total)
+            total += left
+        means.append(mean)
+        totals.append(total)
+        sizes.append(size)
+    return np.repeat(means, sizes)

@@ -148,16 +148,13 @@ def test_it_forgets_slowly() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.5, 100)), min_size=1, max_size=12))
 def test_isotonic_is_the_closest_non_decreasing_sequence(points: list[tuple[float, float]]) -> None:
+    """x_i = max over a <= i of min over b >= i of mean(a..b)."""
     values, weights = (np.array(part) for part in zip(*points, strict=True))
-    fitted = isotonic(values, weights)
-    assert (np.diff(fitted) >= -1e-9).all()
-    assert (values * weights).sum() == pytest.approx((fitted * weights).sum())
-    # By pooling neighbours that violate the order.
-    blocks: list[list[float]] = []
-    for value, weight in points:
-        blocks.append([value, weight, 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (left, left_weight, left_size), (right, right_weight, right_size) = blocks[-2:]
-            total = left_weight + right_weight
-            blocks[-2:] = [[(left * left_weight + right * right_weight) / total, total, left_size + right_size]]
-    assert fitted == pytest.approx([value for value, _, size in blocks for _ in range(int(size))], abs=1e-7)
+    number = len(values)
+    means = {
+        (first, last): np.average(values[first : last + 1], weights=weights[first : last + 1])
+        for first in range(number)
+        for last in range(first, number)
+    }
+    closest = [max(min(means[first, last] for last in range(index, number)) for first in range(index + 1)) for index in range(number)]
+    assert isotonic(values, weights) == pytest.approx(closest, abs=1e-9)
