@@ -112,13 +112,19 @@ class _Bench:
                 return None
         return runs[1:]
 
+    def least_s(self, num_seqs: int) -> float:
+        """What `run` takes at least, for the largest K."""
+        return (1 + _MIN_RUNS) * self.median_ms[num_seqs, self.most] / 1e3
+
     def measure(self, num_seqs: int, ks: Sequence[int]) -> bool:
-        """Whether all could be drafted for."""
+        """Whether all could be drafted for; none of them counts otherwise."""
+        medians: dict[tuple[int, int], float] = {}
         for k in ks:
             runs = self.run(num_seqs, k)
             if runs is None:
                 return False
-            self.median_ms[num_seqs, k] = statistics.median(runs)
+            medians[num_seqs, k] = statistics.median(runs)
+        self.median_ms |= medians
         return True
 
     def close(self) -> None:
@@ -142,11 +148,9 @@ def _measure_sizes(bench: _Bench) -> None:
 
 def _measure_all_k(bench: _Bench) -> None:
     for num_seqs in sorted({num_seqs for num_seqs, _ in bench.median_ms}):
-        for k in range(1, bench.most + 1):
-            if (num_seqs, k) not in bench.median_ms:
-                before_s = bench.spent_s
-                if not bench.measure(num_seqs, [k]) or 2 * (bench.spent_s - before_s) > bench.left_s(_GRID_SHARE):
-                    return
+        for k in range(1, bench.most):
+            if (num_seqs, k) not in bench.median_ms and (bench.least_s(num_seqs) > bench.left_s(_GRID_SHARE) or not bench.measure(num_seqs, [k])):
+                return
 
 
 def _measure_context(bench: _Bench, context_len: int) -> float:
@@ -156,13 +160,13 @@ def _measure_context(bench: _Bench, context_len: int) -> float:
     most_tokens = min(short + context_len, description.max_model_len - bench.most)
     if description.num_blocks:
         most_tokens = min(most_tokens, description.num_blocks * description.block_size - bench.most)
-    if most_tokens < 2 * short or bench.left_s() <= 0:
+    if most_tokens < 2 * short or not bench.median_ms or 3 * bench.least_s(1) > bench.left_s():
         return 0.0
     bench.open_up_to(1, short)
     base = bench.run(1, bench.most)
     took_s = 0.0
     # Each time twice as long, until the next time would take too long.
-    while base and num_tokens < most_tokens and 2 * took_s < bench.left_s():
+    while base and num_tokens < most_tokens and 2 * took_s < bench.left_s() - bench.least_s(1):
         started_s = bench.spent_s
         longer = min(2 * num_tokens, most_tokens)
         bench.method.append(0, bench.token_ids(0, num_tokens, longer))

@@ -18,14 +18,14 @@ from tests.drafter.target import tiny_model
 
 class TimedMethod(ScriptedMethod):
     """Calls that take what a formula says of (K, sequences, tokens of the first one), and tokens that take catch_up_s each, on a clock of their
-    own; no more than max_open sequences can be drafted for."""
+    own; there are blocks for max_drafts_in_all drafts at once."""
 
-    def __init__(self, ms: Callable[[int, int, int], float], *, max_num_drafts: int = 4, max_num_seqs: int = 8, max_open: int = 99) -> None:
+    def __init__(self, ms: Callable[[int, int, int], float], *, max_num_drafts: int = 4, max_num_seqs: int = 8, max_drafts_in_all: int = 99) -> None:
         super().__init__(max_num_drafts=max_num_drafts, max_num_seqs=max_num_seqs)
         self.now_s = 0.0
         self.catch_up_s = 0.0
         self.longest = 0
-        self._ms, self._max_open = ms, max_open
+        self._ms, self._max_drafts_in_all = ms, max_drafts_in_all
 
     def clock(self) -> float:
         return self.now_s
@@ -36,7 +36,7 @@ class TimedMethod(ScriptedMethod):
         self.longest = max(self.longest, len(self.sequences[seq_id]))
 
     def propose(self, asks: list[Ask]) -> list[Drafts]:  # type: ignore[override]
-        if len(asks) > self._max_open:
+        if sum(ask.num_drafts for ask in asks) > self._max_drafts_in_all:
             return [Drafts(RowStatus.OUT_OF_BLOCKS)] * len(asks)
         self.now_s += self._ms(asks[0].num_drafts, len(asks), len(self.sequences[0])) / 1e3
         return super().propose(asks)
@@ -93,9 +93,11 @@ def test_a_few_sequences_of_a_slow_method_are_better_than_many_k() -> None:
     assert len(costs) < 7 * 8
 
 
-def test_without_blocks_for_more_it_keeps_what_it_has() -> None:
-    costs = TimedMethod(linear, max_open=2).measure(budget_s=100).costs
-    assert {cost.num_sequences for cost in costs} == {1, 2}
+@pytest.mark.parametrize(("max_drafts_in_all", "expected"), [(8, {1, 2}), (9, {1, 2}), (3, set())])
+def test_without_blocks_for_more_it_keeps_what_it_has(max_drafts_in_all: int, expected: set[int]) -> None:
+    profile = TimedMethod(linear, max_drafts_in_all=max_drafts_in_all).measure(budget_s=100, context_len=1000)
+    assert {cost.num_sequences for cost in profile.costs} == expected
+    assert (profile.ms_per_kv_token > 0) == bool(expected)
 
 
 def test_real_methods() -> None:
