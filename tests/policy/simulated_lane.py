@@ -1,0 +1,101 @@
+"""A lane's steps in simulated time: costs by a table, acceptance by chance. The measured times are the predicted ones."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from specwire.messages import DraftCost, VerifyCost
+from specwire.policy.adaptive import AdaptivePolicy
+from specwire.policy.calibration import Calibrator
+from specwire.policy.cost import StepCost, StepShape
+
+K_MAX = 7
+CONTEXT = 576
+# All matrix products of an 8b model's step on one H200 (milliseconds by tokens), and reading the KV of a token at 4.3 TB/s.
+_TOKENS = (1, 8, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_GEMM_MS = (3.97, 4.01, 4.16, 4.26, 4.63, 5.51, 6.03, 9.33, 12.0, 19.2, 23.3, 34.0, 46.0)
+_MS_PER_KV_TOKEN = 131_072 / 4.3e9
+_BLOCK_SHARE = 0.099  # of the model's weights: one layer and the head
+_MODEL_SHARE = 0.165  # a 1b model's
+_GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 2049, 32))
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def gemm_ms(num_tokens: int) -> float:
+    return float(np.interp(num_tokens, _TOKENS, _GEMM_MS))
+
+
+VERIFY = VerifyCost(_GRAPH_SIZES, tuple(map(gemm_ms, _GRAPH_SIZES)), _MS_PER_KV_TOKEN, 0.0, _GRAPH_SIZES[-1])
+BLOCK = tuple(DraftCost(k, n, _BLOCK_SHARE * gemm_ms(min(n * (k + 1), 2048))) for n in _SEQUENCES for k in (1, 3, 7))
+"""One pass of one layer and the head over all positions: its cost hardly depends on K."""
+MODEL = tuple(DraftCost(k, n, k * (_MODEL_SHARE * gemm_ms(n) + n * CONTEXT * _MS_PER_KV_TOKEN / 4)) for n in _SEQUENCES for k in (1, 3, 7))
+"""K passes of a small model."""
+
+
+def uniform(num_sequences: int, rate: float = 0.8) -> np.ndarray:
+    return np.full(num_sequences, rate)
+
+
+def mixed(num_sequences: int) -> np.ndarray:
+    return np.where(np.arange(num_sequences) % 2 == 0, 0.9, 0.3)
+
+
+def shape_of(num_sequences: int, *, leaves_run_ahead: bool = False, k: int = 0) -> StepShape:
+    return StepShape(num_sequences, num_sequences, num_sequences * CONTEXT, 1, k, (num_sequences,), leaves_run_ahead)
+
+
+def expected_tokens(rates: np.ndarray, num_kept: Iterable[int]) -> float:
+    """Of a step in which each sequence verifies so many drafts."""
+    return len(rates) + sum(float((rate ** np.arange(1, kept + 1)).sum()) for rate, kept in zip(rates, num_kept, strict=True))
+
+
+def fixed_throughput(draft_cost: tuple[DraftCost, ...], rates: np.ndarray, k: int) -> float:
+    """Tokens a millisecond with the same K in all steps."""
+    cost = StepCost.from_tables(VERIFY, draft_cost)
+    number = len(rates)
+    return expected_tokens(rates, [k] * number) / float(cost.step_ms(np.array([number * k]), shape_of(number, k=k))[0])
+
+
+@dataclass(slots=True)
+class SimulatedLane:
+    """Steps of one policy. `sigma`: noise of the scores' log-odds, which otherwise are those of the true rates."""
+
+    policy: AdaptivePolicy
+    sigma: float
+    rng: np.random.Generator
+    runs_ahead: bool = True
+
+    @classmethod
+    def make(cls, draft_cost: tuple[DraftCost, ...], *, sigma: float = 0.5, seed: int = 0) -> "SimulatedLane":
+        policy = AdaptivePolicy(StepCost.from_tables(VERIFY, draft_cost), Calibrator(K_MAX), K_MAX)
+        return cls(policy, sigma, np.random.default_rng(seed))
+
+    def step(self, rates: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, int]:
+        """Milliseconds, drafts verified and accepted by row, and K_request."""
+        number, cost = len(rates), self.policy.cost
+        shape = shape_of(number, leaves_run_ahead=self.runs_ahead)
+        request = self.policy.choose_request(shape, number, K_MAX)
+        k = request.num_drafts
+        num_kept = num_accepted = np.zeros(number, dtype=np.int64)
+        if k:
+            log_odds = np.log(rates / (1 - rates))[:, None] + self.sigma * self.rng.standard_normal((number, k))
+            scores = (1 / (1 + np.exp(-log_odds))).tolist()
+            group = self.policy.calibrator.group("simulated", is_greedy=False)
+            kept = self.policy.choose_kept(request, scores, [k] * number, [group] * number, shape, number)
+            num_kept = kept.num_kept
+            run = np.cumprod(self.rng.random((number, k)) < rates[:, None], axis=1).sum(axis=1)
+            num_accepted = np.minimum(run, num_kept)
+            self.policy.observe(kept, num_accepted)
+        taken = shape._replace(num_requested=k, leaves_run_ahead=self.runs_ahead and k > 0)
+        self.runs_ahead = k == 0
+        return float(cost.step_ms(np.array([int(num_kept.sum())]), taken)[0]), num_kept, num_accepted, k
+
+    def throughput(self, rates: np.ndarray, num_steps: int) -> float:
+        """Expected tokens a millisecond over so many steps."""
+        tokens = milliseconds = 0.0
+        for _ in range(num_steps):
+            step_ms, num_kept, _, _ = self.step(rates)
+            milliseconds += step_ms
+            tokens += expected_tokens(rates, num_kept)
+        return tokens / milliseconds

@@ -1,0 +1,202 @@
+"""Adaptive verification in simulated steps: against every fixed K, when drafts stop to pay, and where costs are not known."""
+
+import numpy as np
+import pytest
+
+from specwire.messages import DraftCost, VerifyCost
+from specwire.policy.adaptive import AdaptivePolicy, DraftRequest, pack_scores
+from specwire.policy.calibration import Calibrator
+from specwire.policy.cost import StepCost, StepShape
+from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, fixed_throughput, mixed, shape_of, uniform
+
+NAN = float("nan")
+
+
+def num_steps(num_sequences: int) -> int:
+    return 600 if num_sequences == 1 else 200
+
+
+@pytest.mark.parametrize("draft_cost", [BLOCK, MODEL], ids=["block", "model"])
+@pytest.mark.parametrize("num_sequences", [1, 16, 64, 128, 256])
+def test_uniform_requests(draft_cost: tuple[DraftCost, ...], num_sequences: int) -> None:
+    """Nothing to gain from choosing among them: as good as the best fixed K, that is none at all at 256."""
+    rates = uniform(num_sequences)
+    lane = SimulatedLane.make(draft_cost)
+    lane.throughput(rates, num_steps(num_sequences) // 2)
+    reached = lane.throughput(rates, num_steps(num_sequences))
+    fixed = [fixed_throughput(draft_cost, rates, k) for k in range(K_MAX + 1)]
+    assert reached >= 0.98 * max(fixed)
+    if draft_cost is BLOCK and num_sequences <= 16:
+        assert reached >= 2 * fixed[0]
+
+
+@pytest.mark.parametrize(
+    ("draft_cost", "num_sequences", "gain"),
+    [(BLOCK, 16, 1.0), (BLOCK, 64, 1.15), (BLOCK, 128, 1.12), (BLOCK, 256, 1.15), (MODEL, 16, 1.0), (MODEL, 64, 1.0), (MODEL, 128, 1.0)],
+)
+def test_mixed_requests(draft_cost: tuple[DraftCost, ...], num_sequences: int, gain: float) -> None:
+    """Half of them with drafts that are good, half with bad ones: better than any fixed K, and never worse than none."""
+    rates = mixed(num_sequences)
+    lane = SimulatedLane.make(draft_cost)
+    lane.throughput(rates, 100)
+    reached = lane.throughput(rates, num_steps(num_sequences))
+    assert reached >= gain * max(fixed_throughput(draft_cost, rates, k) for k in range(1, K_MAX + 1))
+    assert reached >= 0.98 * fixed_throughput(draft_cost, rates, 0)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 64])
+def test_drafts_that_are_never_accepted_cost_little(num_sequences: int) -> None:
+    rates = uniform(num_sequences, 0.001)
+    lane = SimulatedLane.make(MODEL)
+    lane.throughput(rates, 200)
+    assert lane.throughput(rates, 1000) >= 0.98 * fixed_throughput(MODEL, rates, 0)
+    counters = lane.policy.counters
+    assert 0 < counters.num_probes < 100
+    assert counters.requested[0] > 1000
+
+
+def test_probes_find_out_that_drafts_pay_again() -> None:
+    lane = SimulatedLane.make(BLOCK)
+    lane.throughput(uniform(4, 0.01), 600)
+    assert lane.step(uniform(4, 0.01))[-1] == 0
+    lane.throughput(uniform(4, 0.9), 600)
+    assert lane.throughput(uniform(4, 0.9), 100) >= 0.98 * fixed_throughput(BLOCK, uniform(4, 0.9), K_MAX)
+
+
+def test_without_probes_nothing_is_tried_again() -> None:
+    lane = SimulatedLane.make(BLOCK)
+    lane.policy = AdaptivePolicy(lane.policy.cost, lane.policy.calibrator, K_MAX, probe_share=0)
+    lane.throughput(uniform(4, 0.01), 300)
+    lane.throughput(uniform(4, 0.9), 300)
+    assert lane.policy.counters.num_probes == 0
+    assert lane.step(uniform(4, 0.9))[-1] == 0
+
+
+def test_k_grows_as_a_batch_drains() -> None:
+    """A rollout of 256 sequences of long-tailed lengths, to its last token."""
+    lengths = np.minimum(np.random.default_rng(1).lognormal(4.6, 0.9, 256), 1500).astype(np.int64)
+    lane = SimulatedLane.make(BLOCK)
+    left, total_ms = lengths.copy(), 0.0
+    asked: dict[int, list[int]] = {}
+    while left.any():
+        running = np.flatnonzero(left)
+        step_ms, _, num_accepted, k = lane.step(uniform(len(running)))
+        asked.setdefault(len(running), []).append(k)
+        total_ms += step_ms
+        left[running] = np.maximum(0, left[running] - 1 - num_accepted)
+
+    def wall_ms(k: int) -> float:
+        rng, left, total_ms = np.random.default_rng(2), lengths.copy(), 0.0
+        while left.any():
+            running = np.flatnonzero(left)
+            number = len(running)
+            run = np.cumprod(rng.random((number, k)) < 0.8, axis=1).sum(axis=1) if k else 0
+            total_ms += float(lane.policy.cost.step_ms(np.array([number * k]), shape_of(number, k=k))[0])
+            left[running] = np.maximum(0, left[running] - 1 - run)
+        return total_ms
+
+    walls = [wall_ms(k) for k in range(K_MAX + 1)]
+    assert total_ms <= 0.85 * walls[0]
+    assert total_ms <= 1.02 * min(walls)
+    many, few = ([k for number, ks in asked.items() if low <= number < high for k in ks] for low, high in ((200, 257), (1, 20)))
+    assert np.median(many) < np.median(few) == K_MAX
+
+
+@pytest.mark.parametrize(
+    ("verify", "draft", "reason"),
+    [
+        (VerifyCost(), BLOCK, "the verifier has no cost table of two sizes or more"),
+        (VerifyCost((4,), (5.0,)), BLOCK, "the verifier has no cost table of two sizes or more"),
+    ],
+)
+def test_unknown_costs_fall_back_to_fixed_k_and_say_so(verify: VerifyCost, draft: tuple[DraftCost, ...], reason: str) -> None:
+    policy = AdaptivePolicy(StepCost.from_tables(verify, draft), Calibrator(K_MAX), K_MAX)
+    request = policy.choose_request(shape_of(2), 2, 5)
+    assert request == DraftRequest(5, fallback=reason)
+    group = policy.calibrator.group("m", is_greedy=False)
+    kept = policy.choose_kept(request, [[0.0] * 5, [NAN] * 3], [5, 5], [group, group], shape_of(2), 2)
+    assert kept.num_kept.tolist() == [5, 3]
+    policy.observe(kept, np.array([5, 0]))
+    assert policy.counters.num_fallbacks == 1
+    assert policy.calibrator.trials.sum() == 5, "it learns all the same"
+
+
+def test_equal_calls_give_equal_choices() -> None:
+    lanes = [SimulatedLane.make(MODEL, seed=3) for _ in range(2)]
+    assert lanes[0].throughput(mixed(32), 150) == lanes[1].throughput(mixed(32), 150)
+    assert lanes[0].policy.counters == lanes[1].policy.counters
+
+
+@pytest.mark.parametrize(("most", "num_drafting"), [(0, (4,)), (7, ()), (7, (0, 0))])
+def test_nobody_is_asked_where_nobody_can_draft(most: int, num_drafting: tuple[int, ...]) -> None:
+    drafts = [SimulatedLane.make(BLOCK).policy.cost.drafts[0]] * len(num_drafting)
+    lane_cost = StepCost(StepCost.from_tables(VERIFY).verify, drafts)
+    policy = AdaptivePolicy(lane_cost, Calibrator(K_MAX), K_MAX)
+    assert policy.choose_request(StepShape(4, 4, num_drafting=num_drafting), 4, most) == DraftRequest(0)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_ceiling_holds_for_probes_too(most: int) -> None:
+    policy = SimulatedLane.make(BLOCK).policy
+    asked = {policy.choose_request(shape_of(8), 8, most).num_drafts for _ in range(50)}
+    assert max(asked) <= most
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 100])
+def test_a_probe_verifies_all_drafts_of_some_rows_in_turn(num_rows: int) -> None:
+    """Though nothing pays: scores of 0 in a batch whose every token costs."""
+    dear = StepCost.from_tables(VerifyCost((1, 1000), (1.0, 1000.0)), BLOCK)
+    policy = AdaptivePolicy(dear, Calibrator(3), 3)
+    group = policy.calibrator.group("m", is_greedy=False)
+    probed = set()
+    for _ in range(16):
+        policy.counters.num_probes += 1
+        kept = policy.choose_kept(
+            DraftRequest(3, is_probe=True), [[0.0] * 3] * num_rows, [3] * num_rows, [group] * num_rows, shape_of(num_rows), num_rows
+        )
+        rows = np.flatnonzero(kept.num_kept).tolist()
+        assert len(rows) == -(-(num_rows - rows[0]) // 16)
+        assert kept.num_kept[rows].tolist() == [3] * len(rows)
+        probed.update(rows)
+    assert probed == set(range(num_rows))
+
+
+def test_rows_without_drafts_and_rows_whose_outcome_is_lost() -> None:
+    policy = SimulatedLane.make(BLOCK).policy
+    group = policy.calibrator.group("m", is_greedy=False)
+    kept = policy.choose_kept(DraftRequest(3), [[1.0] * 3, [], [1.0], [1.0] * 3], [3, 0, 1, 3], [group] * 4, shape_of(4), 4)
+    assert kept.num_kept.tolist() == [3, 0, 1, 3]
+    assert kept.is_typical.tolist() == [True, False, False, True]
+    policy.observe(kept, np.array([3, 0, 1, -1]))
+    assert policy.calibrator.trials.sum() == 4, "three of the first row and one of the third"
+    assert (policy.counters.num_offered, policy.counters.num_kept) == (7, 7)
+    with pytest.raises(AssertionError, match="4 scores of a row, but 3 drafts were asked for"):
+        policy.choose_kept(DraftRequest(3), [[1.0] * 4], [3], [group], shape_of(1), 1)
+
+
+def test_late_drafters_make_drafts_worth_less() -> None:
+    policy = SimulatedLane.make(BLOCK).policy
+    group = policy.calibrator.group("m", is_greedy=False)
+    before = policy.forecast.acceptance()
+    for _ in range(20):
+        policy.observe(policy.choose_kept(DraftRequest(2), [[]] * 8, [2] * 8, [group] * 8, shape_of(8), 8), np.zeros(8, dtype=np.int64))
+    assert policy.forecast.acceptance()[0] < 0.1 * before[0]
+
+
+def test_hysteresis_keeps_k_between_choices_that_are_about_as_good() -> None:
+    """Of 24 sequences K = 4 is best, of 32 K = 3, by less than 3%."""
+    changes = []
+    for hysteresis in (0.0, 0.03):
+        lane = SimulatedLane.make(MODEL)
+        lane.policy = AdaptivePolicy(lane.policy.cost, lane.policy.calibrator, K_MAX, hysteresis=hysteresis, probe_share=0)
+        asked = [lane.step(uniform(24 + 8 * (step % 2)))[-1] for step in range(250)][150:]
+        changes.append(np.count_nonzero(np.diff(asked)))
+    assert changes[0] > 90
+    assert changes[1] == 0
+
+
+def test_scores_are_packed() -> None:
+    scores, num_offered = pack_scores([[0.5, 0.25], [], [1.0]], 2)
+    np.testing.assert_array_equal(scores, [[0.5, 0.25], [NAN, NAN], [1.0, NAN]])
+    assert num_offered.tolist() == [2, 0, 1]
+    assert pack_scores([], 3)[0].shape == (0, 3)
