@@ -396,7 +396,7 @@ def test_only_the_temperature_is_applied(make: Make) -> None:
 
 def test_broken_weights_give_scores_of_zero(make: Make) -> None:
     model = tiny_model()
-    model._final_norm.fill_(float("nan"))
+    model._embedding.fill_(float("nan"))
     method = make(model)
     method.open(0, open_request(tokens(5)))
     (drafts,) = method.propose([Ask(0, 3)])
