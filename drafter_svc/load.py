@@ -43,7 +43,14 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
         folder = resolve_model(spec.model, with_weights=config.load_format != "dummy")
         fingerprint = _fingerprint(config, folder)
     with phases.phase("weights"), explain_out_of_memory(f"load the weights of the draft model {spec.model}", config.device, _SMALLER_MODEL):
-        model = open_model(folder, load_format=config.load_format, dtype=config.dtype, device=config.device)
+        model = open_model(
+            folder,
+            load_format=config.load_format,
+            dtype=config.dtype,
+            device=config.device,
+            weights=config.weights,
+            num_rows=spec.num_speculative_tokens + 1,
+        )
     weights_bytes = allocated_bytes(model.device)
     context = model.config.max_position_embeddings
     max_model_len = min(spec.max_model_len or context, context)

@@ -23,6 +23,8 @@ _MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
 MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
+_FORMATS = "auto|int4|int8|bf16|fp32"
+_WEIGHTS = "how a CPU keeps the weights: auto (the fastest that the checkpoint's numbers allow), int4, int8, bf16 or fp32"
 _UTILIZATION = "share of the device's memory that this process may use in all, on CUDA; kv_cache_memory goes before it"
 _ONE_DEVICE = "a model must fit on one device: take a smaller model or dtype, and for more throughput several verifiers"
 _DEVICES = r"cpu|cuda(:\d+)?"
@@ -63,6 +65,7 @@ class VerifierConfig:
     load_format: str = option("auto", "auto, or dummy for seeded random weights of the model's shape", pattern="auto|dummy")
     skip_tokenizer: bool = option(False, "serve token ids only: no tokenizer is loaded, clients can send no text and no stop strings")
     dtype: str = option("auto", "auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
+    weights: str = option("auto", _WEIGHTS, pattern=_FORMATS)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the model; 0 = all cores", low=0)
     max_model_len: int = option(0, "longest sequence in tokens; 0 = the model's context", low=0)
@@ -103,6 +106,7 @@ class DrafterConfig:
     load_format: str = option("auto", "auto, or dummy for seeded random weights of the draft model's shape", pattern="auto|dummy")
     skip_tokenizer: bool = option(False, "load no tokenizer: whether ids are the target's is seen by the size of the vocabulary only")
     dtype: str = option("auto", "draft model: auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
+    weights: str = option("auto", _WEIGHTS, pattern=_FORMATS)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)

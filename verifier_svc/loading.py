@@ -59,7 +59,14 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
     with phases.phase("tokenizer"):
         tokenizer = _load_tokenizer(config, folder, model_id)
     with phases.phase("weights"), explain_out_of_memory(f"load the weights of {model_id}", config.device, _SMALLER_MODEL):
-        model = open_model(folder, load_format=config.load_format, dtype=config.dtype, device=config.device)
+        model = open_model(
+            folder,
+            load_format=config.load_format,
+            dtype=config.dtype,
+            device=config.device,
+            weights=config.weights,
+            num_rows=config.speculative_config.num_speculative_tokens + 1,
+        )
     weights_bytes = allocated_bytes(model.device)
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         logger.warning(

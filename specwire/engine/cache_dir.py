@@ -17,16 +17,20 @@ def cache_dir() -> Path:
 
 
 def remembered(kind: str, key: str, compute: Callable[[], str]) -> str:
-    """The text that `compute` gave for this key once, kept in the cache directory under `kind`."""
+    """The text that `compute` gave for this key once, kept in the cache directory under `kind`. Of processes that compute it at the same
+    time all get the text of the first."""
     path = cache_dir() / kind / hashlib.sha256(key.encode()).hexdigest()
     if path.is_file():
         return path.read_text(encoding="utf-8")
     result = compute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:
             file.write(result.encode())
-        os.replace(file.name, path)
+            file.flush()
+            os.link(file.name, path)
+    except FileExistsError:
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         logger.warning("cannot keep a %s in %s (%s): it is computed again at the next start", kind, path.parent, error)
     return result

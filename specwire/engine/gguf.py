@@ -1,11 +1,11 @@
-"""Reads GGUF files: metadata, and tensors of the common types dequantised to float32 (format: ggml's docs/gguf.md)."""
+"""Reads GGUF files: metadata, tensors of the common types dequantised to float32, 4-bit ones as they are (format: ggml's docs/gguf.md)."""
 
 import math
 import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,14 @@ class TensorInfo:
     shape: tuple[int, ...]
     ggml_type: int
     offset: int  # bytes from the start of the file
+
+
+class Q4Blocks(NamedTuple):
+    """A 4-bit tensor as it is stored: number k of a row is codes * scale + minimum of its block, k div 32."""
+
+    codes: np.ndarray  # [..., columns] uint8, 0 to 15
+    scale: np.ndarray  # [..., columns / 32] float16
+    minimum: np.ndarray  # likewise
 
 
 class GGUFFile:
@@ -86,6 +94,24 @@ class GGUFFile:
             InvalidArgumentError: no such tensor, or the file is cut off.
             UnsupportedError: stored in a type that this reader does not know.
         """
+        info, type_name, raw = self._raw(name)
+        return _dequantise(type_name, raw).reshape(info.shape)
+
+    def q4_blocks(self, name: str) -> Q4Blocks | None:
+        """The tensor's blocks if it is stored in Q4_1 or Q4_0, else None; see `tensor` for errors."""
+        info, type_name, raw = self._raw(name)
+        if type_name not in ("Q4_0", "Q4_1"):
+            return None
+        scale = _half(raw, 0)
+        minimum = _half(raw, 2) if type_name == "Q4_1" else -8 * scale
+        if np.isinf(minimum.astype(np.float16)).any():
+            return None
+        shape = (*info.shape[:-1], info.shape[-1] // _BLOCK)
+        codes = _nibbles(raw[:, 4 if type_name == "Q4_1" else 2 :]).reshape(info.shape)
+        return Q4Blocks(codes, scale.astype(np.float16).reshape(shape), minimum.astype(np.float16).reshape(shape))
+
+    def _raw(self, name: str) -> tuple[TensorInfo, str, np.ndarray]:
+        """Where a tensor lies, its type, and its bytes: [bytes] of an unquantised type, or [blocks, bytes per block]."""
         info = self.tensors.get(name)
         if info is None:
             raise InvalidArgumentError(f"{self.path} has no tensor {name}")
@@ -98,7 +124,7 @@ class GGUFFile:
         if info.offset + size > len(self._data):
             raise InvalidArgumentError(f"{self.path} is cut off: tensor {name} ends at byte {info.offset + size} of {len(self._data)}")
         raw = np.frombuffer(self._data, dtype=np.uint8, count=size, offset=info.offset)
-        return _dequantise(type_name, raw.reshape(-1, num_bytes) if elements > 1 else raw).reshape(info.shape)
+        return info, type_name, raw.reshape(-1, num_bytes) if elements > 1 else raw
 
     def _scalar(self, code: str) -> Any:
         value = struct.unpack_from("<" + code, self._data, self._position)[0]

@@ -1,5 +1,6 @@
-"""Turns a GGUF file into a Hugging Face style folder: config, bfloat16 safetensors, tokenizer."""
+"""Turns a GGUF file into a Hugging Face style folder: config, bfloat16 safetensors, tokenizer; and 4-bit weights as they are, beside it."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from safetensors.torch import save_file
 
 from specwire.engine.gguf import GGUFFile
 from specwire.engine.gguf_tokenizer import build_tokenizer, tokenizer_config
+from specwire.engine.kernels.packed_linear import Q4Weight
+from specwire.engine.models.stored_q4 import save_q4
 from specwire.errors import InvalidArgumentError, UnsupportedError
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised whenever the folder made from the same file changes."""
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -33,7 +36,8 @@ _LAYER_NAMES = {
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
-    """Writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json into `folder`.
+    """Writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json into `folder`, and the
+    tensors that the file has in 4 bits into its subfolder (`stored_q4`).
 
     Raises:
         InvalidArgumentError: the file is damaged or lacks something.
@@ -41,15 +45,17 @@ def convert_gguf(path: Path, folder: Path) -> None:
     """
     gguf = GGUFFile(path)
     config = gguf_config(gguf)
-    tensors = {}
+    tensors, blocks = {}, {}
     for name in gguf.tensors:
-        values = gguf.tensor(name)
-        if config["model_type"] == "llama" and (".attn_q." in name or ".attn_k." in name):
-            heads = config["num_attention_heads"] if ".attn_q." in name else config["num_key_value_heads"]
-            values = _undo_rotary_permutation(values, heads)
-        tensors[hf_name(name)] = torch.tensor(values).to(torch.bfloat16)
+        place = functools.partial(_place_rows, name=name, config=config)
+        tensors[hf_name(name)] = torch.tensor(place(gguf.tensor(name))).to(torch.bfloat16)
+        q4 = gguf.q4_blocks(name)
+        if q4 is not None:
+            blocks[hf_name(name)] = Q4Weight(*(torch.tensor(place(part)) for part in q4))
     tokenizer = build_tokenizer(gguf)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if blocks:
+        save_q4(folder, blocks)
     tokenizer.save(str(folder / "tokenizer.json"))
     special_ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     _write_json(folder / "config.json", config)
@@ -116,6 +122,13 @@ def hf_name(name: str) -> str:
     if len(parts) == 2 and parts[0] in _TOP_NAMES:
         return f"{_TOP_NAMES[parts[0]]}.{parts[1]}"
     raise UnsupportedError(f"tensor {name} has no place in a Llama-family decoder")
+
+
+def _place_rows(values: np.ndarray, name: str, config: dict[str, Any]) -> np.ndarray:
+    """The rows of a tensor, or of a part of its blocks, in Hugging Face's order."""
+    if config["model_type"] == "llama" and (".attn_q." in name or ".attn_k." in name):
+        return _undo_rotary_permutation(values, config["num_attention_heads" if ".attn_q." in name else "num_key_value_heads"])
+    return values
 
 
 def _undo_rotary_permutation(values: np.ndarray, num_heads: int) -> np.ndarray:

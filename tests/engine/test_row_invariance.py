@@ -63,13 +63,15 @@ def logits_of(model: Decoder, chunks: list[int], num_others: int) -> torch.Tenso
     return torch.cat(collected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [(torch.float32, ""), (torch.bfloat16, ""), (torch.bfloat16, "int4")], ids=["float32", "bfloat16", "int4"]
+)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_logits_do_not_depend_on_the_schedule(dtype, num_threads):
+def test_logits_do_not_depend_on_the_schedule(dtype, weights, num_threads):
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        model = dummy_model(CONFIG, dtype, std=0.05)
+        model = dummy_model(CONFIG, dtype, std=0.05, weights=weights)
         reference = logits_of(model, [NUM_TOKENS], 0)
         assert reference.std() > 0.5, "the comparison needs logits of some size"
         for name, (chunks, num_others) in SCHEDULES.items():

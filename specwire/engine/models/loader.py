@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specwire.engine.kernels.linear import DenseLinear, Linear, LogitsHead
+from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder, LayerWeights
 from specwire.engine.models.dummy import DummySource, dummy_digest
-from specwire.engine.models.hashing import weights_hash
+from specwire.engine.models.hashing import format_hash, weights_hash
+from specwire.engine.models.stored_q4 import StoredQ4
+from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format, make_linear
 from specwire.errors import InvalidArgumentError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,49 +38,69 @@ def check_device(device: str) -> None:
         raise InvalidArgumentError(f"device is {device}, but torch {torch.__version__} sees {found}; use --device cpu, or one that is there")
 
 
-def open_model(folder: Path, *, load_format: str, dtype: str, device: str) -> Decoder:
+def open_model(folder: Path, *, load_format: str, dtype: str, device: str, weights: str = "auto", num_rows: int = 6) -> Decoder:
     """The model of a folder as a service's configuration asks for it.
 
     Args:
         load_format: auto, or dummy for seeded random weights of the model's shape.
-        dtype: a name of `DTYPES`, or auto for bfloat16.
+        dtype: a name of `DTYPES`, or auto: bfloat16, or what goes with the weights.
+        weights: how a CPU keeps them: a format of `specwire.engine.models.weights`, or auto for the fastest.
+        num_rows: the number of rows that auto is chosen for, beside one.
 
     Raises:
-        SpecwireError: as `load_model` and `parse_dtype` do.
+        SpecwireError: as `load_model`, `parse_dtype` and `check_weights` do.
     """
-    torch_dtype = parse_dtype("bfloat16" if dtype == "auto" else dtype)
-    if load_format == "dummy":
-        return dummy_model(ModelConfig.from_folder(folder), torch_dtype, device)
-    return load_model(folder, torch_dtype, device)
+    request = WeightsRequest(weights, None if dtype == "auto" else parse_dtype(dtype), num_rows)
+    config = ModelConfig.from_folder(folder)
+    is_dummy = load_format == "dummy"
+    chosen = choose_format(request, config, device, has_q4=not is_dummy and StoredQ4(folder).has_layers(config.num_layers), may_measure=not is_dummy)
+    if is_dummy:
+        return dummy_model(config, FORMAT_DTYPES[chosen], device, weights=chosen)
+    return load_model(folder, FORMAT_DTYPES[chosen], device, weights=chosen)
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> Decoder:
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu", weights: str = "") -> Decoder:
     """Loads a Hugging Face folder (as `resolve_model` gives it).
+
+    Args:
+        weights: a name of `FORMAT_DTYPES`; empty = as the dtype says.
 
     Raises:
         InvalidArgumentError: a file or a tensor is missing, or a tensor has another shape than config.json says.
-        UnsupportedError: the model needs something that the decoder does not compute.
+        UnsupportedError: the model needs something that the decoder does not compute, or a shape that the format of the weights can't have.
     """
     config = ModelConfig.from_folder(folder)
-    source = _SafetensorsSource(folder, device)
+    source, stored = _SafetensorsSource(folder, device), StoredQ4(folder)
     # A large model's hash takes longer than its loading; both read the same pages.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-hash") as pool:
-        digest = pool.submit(weights_hash, folder)
-        return build_decoder(config, source.read, dtype, device, digest.result)
+        digest = pool.submit(lambda: format_hash(weights_hash(folder), weights, stored.has_layers(config.num_layers)))
+        return build_decoder(config, source.read, dtype, device, digest.result, weights, stored)
 
 
-def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, std: float = 0.02) -> Decoder:
+def dummy_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, std: float = 0.02, weights: str = ""
+) -> Decoder:
     """A decoder with made-up weights: same config, seed and std, same weights and same hash, on every device and in every dtype (rounded)."""
     source = DummySource(tensor_shapes(config), dtype, device, seed, std)
-    return build_decoder(config, source.read, dtype, device, lambda: dummy_digest(config, seed, std))
+    return build_decoder(config, source.read, dtype, device, lambda: format_hash(dummy_digest(config, seed, std), weights, False), weights)
 
 
-def build_decoder(config: ModelConfig, read: TensorSource, dtype: torch.dtype, device: torch.device | str, digest: Callable[[], str]) -> Decoder:
+def build_decoder(
+    config: ModelConfig,
+    read: TensorSource,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    digest: Callable[[], str],
+    weights: str = "",
+    stored: StoredQ4 | None = None,
+) -> Decoder:
     """Builds a decoder from named tensors. What is fused (q, k, v; gate, up) is filled part by part: beside the model there is never more
     than one tensor.
 
     Args:
         digest: gives the weights' hash; called last.
+        weights: format of the linear layers; empty = dense, in the dtype.
+        stored: the layers' weights in 4 bits, where the checkpoint has them.
     """
     shapes = tensor_shapes(config)
 
@@ -102,7 +124,8 @@ def build_decoder(config: ModelConfig, read: TensorSource, dtype: torch.dtype, d
 
     def linear(prefix: str, *parts: str) -> Linear:
         bias = fused([f"{prefix}.{part}.bias" for part in parts]) if f"{prefix}.{parts[0]}.bias" in shapes else None
-        return DenseLinear(fused([f"{prefix}.{part}.weight" for part in parts]), bias)
+        names = [f"{prefix}.{part}.weight" for part in parts]
+        return make_linear(weights, lambda: stored.read(names) if stored is not None else None, lambda: fused(names), bias)
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
