@@ -44,6 +44,7 @@ async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *
             num_speculative_tokens=sizes.num_draft_tokens,
             rejection_sample_method="synthetic",
             synthetic_acceptance_rates=_rates(sizes),
+            max_model_len=sizes.max_model_len,
         )
         verifier = verifier_config(folder, save_shape(target, folder / "target"), sizes, device, speculative)
         drafter = replace(drafter_config(folder, sizes, device, speculative), kv_cache_memory=_TINY_KV_BYTES if is_tiny else _DRAFT_KV_BYTES)

@@ -83,9 +83,9 @@ def drafter_config(folder: Path, sizes: Sizes, device: str, speculative: Specula
 async def serve_peers(
     folder: Path, sizes: Sizes, vocab_size: int, verifier: VerifierConfig, drafter: DrafterConfig
 ) -> AsyncIterator[Peers]:  # fmt: skip
-    """Both processes, healthy."""
+    """Both processes, healthy. They start one after the other: on one device their measurements of costs would disturb each other."""
     log = Log()
-    async with running(verifier, drafter, log=log):
+    async with running(verifier, log=log), running(drafter, log=log):
         yield Peers(folder, sizes, vocab_size, verifier, drafter, log)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import draft, engine, invariance, services, startup, variants
 
-TINY = ("--device", "cpu", "--tiny")
+TINY = ("--device", "cpu", "--tiny", "--commit", "test")
 
 
 def results(folder: Path, name: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def results(folder: Path, name: str) -> dict[str, Any]:
     found = json.loads(text)
     assert found["is_complete"]
     assert found["rows"]
-    assert found["command"].startswith(f"python -m benchmarks.gpu.{name.partition('-')[0]} --device cpu --tiny --out {folder.name}")
+    assert found["command"].startswith(f"python -m benchmarks.gpu.{name.partition('-')[0]} --device cpu --tiny --commit test --out {folder.name}")
     return found
 
 
