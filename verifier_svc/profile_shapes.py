@@ -72,8 +72,9 @@ class ProfileLimits:
         return shape._replace(context=max(0, min(self.context_len, self.max_model_len - shape.longest_row, room - shape.longest_row)))
 
     def holds(self, shape: RoundShape) -> bool:
-        """Whether there are rows and KV blocks for it."""
-        return shape.num_rows <= self.max_num_seqs and shape.num_rows * shape.num_blocks(self.block_size) <= self.num_blocks
+        """Whether there are rows and KV blocks for it, and sequences of its length."""
+        num_blocks = shape.num_rows * shape.num_blocks(self.block_size)
+        return shape.num_rows <= self.max_num_seqs and num_blocks <= self.num_blocks and shape.context + shape.longest_row <= self.max_model_len
 
 
 class Pair(NamedTuple):

@@ -62,12 +62,14 @@ class StepCost:
         verify: the lane's verifier.
         drafts: the lane's drafters, asked all at once: the slowest one counts.
         hops: between the peers.
+        num_in_flight: rounds in flight (W); with 1 nothing runs ahead: K_request = 0 costs H(1) + V, and there is no bubble.
     """
 
-    def __init__(self, verify: VerifyCurve, drafts: Sequence[DraftCurve] = (), hops: HopCurve | None = None) -> None:
+    def __init__(self, verify: VerifyCurve, drafts: Sequence[DraftCurve] = (), hops: HopCurve | None = None, num_in_flight: int = 2) -> None:
         self.verify = verify
         self.drafts = tuple(drafts)
         self.hops = hops or HopCurve()
+        self._runs_ahead = num_in_flight > 1
         self.errors = PredictionErrors()
         """Of whole steps, without bubbles."""
 
@@ -88,9 +90,9 @@ class StepCost:
         verify_ms = self.verify.ms(shape.num_tokens + num_draft_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         run_ahead_ms = self.hops.ms(shape.num_rows, 1)
         if not shape.num_requested:
-            return np.maximum(verify_ms, run_ahead_ms)
+            return np.maximum(verify_ms, run_ahead_ms) if self._runs_ahead else verify_ms + run_ahead_ms
         step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + self._draft_ms(shape))
-        return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead else step_ms
+        return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
 
     def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> None:
         """A step has ended: moves the factor of every part that was measured, and keeps how far predictions were off.
@@ -102,7 +104,8 @@ class StepCost:
         """
         if measured.verify_ms > 0 < measured.hop_ms and (measured.draft_ms > 0 or not shape.num_requested):
             predicted_ms = self.step_ms(np.array([num_draft_tokens]), shape._replace(leaves_run_ahead=False))
-            self.errors.observe(float(predicted_ms[0]), sum(measured) if shape.num_requested else max(measured.verify_ms, measured.hop_ms))
+            is_overlapped = self._runs_ahead and not shape.num_requested
+            self.errors.observe(float(predicted_ms[0]), max(measured.verify_ms, measured.hop_ms) if is_overlapped else sum(measured))
         num_tokens = np.array([shape.num_tokens + num_draft_tokens])
         verify_ms = self.verify.table_ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         self.verify.correction.observe(float(verify_ms[0]), measured.verify_ms)

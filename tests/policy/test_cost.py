@@ -84,6 +84,16 @@ def test_drafting_is_the_sum_and_leaving_run_ahead_costs_a_bubble() -> None:
     assert cost.step_ms(budgets, shape._replace(leaves_run_ahead=True)) == pytest.approx(hops_and_drafts + verify + bubble)
 
 
+def test_with_one_round_in_flight_nothing_overlaps() -> None:
+    cost = StepCost(VerifyCurve(GRAPHS), [DraftCurve(DRAFTS)], HopCurve(PRIOR), num_in_flight=1)
+    verify, host = 12.0 + 3 * 0.5, 1.0 + 4 * 0.25
+    assert cost.step_ms(np.array([0]), StepShape(num_tokens=4, num_rows=4)) == pytest.approx([verify + host + 0.5])
+    drafting = StepShape(num_tokens=4, num_rows=4, num_requested=1, num_drafting=(4,), leaves_run_ahead=True)
+    assert cost.step_ms(np.array([0]), drafting) == pytest.approx([verify + host + 2 * 0.5 + 4.0])
+    cost.observe(0, StepShape(num_tokens=4, num_rows=4), StepMs(verify, 0.0, host + 0.5))
+    assert cost.errors.median == pytest.approx(0.0)
+
+
 def test_no_bubble_is_longer_than_the_verifier_s_own_work() -> None:
     cost = StepCost(VerifyCurve(GRAPHS), [DraftCurve(DRAFTS)], HopCurve(HopPrior(hop_ms=100.0, host_ms=0.0, host_ms_per_row=0.0)))
     shape = StepShape(num_tokens=1, num_rows=1, num_requested=1, num_drafting=(1,), leaves_run_ahead=True)

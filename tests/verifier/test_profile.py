@@ -83,7 +83,7 @@ def test_context_is_capped_by_the_kv_blocks_and_the_longest_sequence() -> None:
     assert GRAPHS.loaded(RoundShape(48, 24)).context == 600 // 24 * 16 - 2
     assert replace(GRAPHS, max_model_len=100).loaded(RoundShape(6, 1)).context == 94
     assert replace(GRAPHS, num_blocks=8).loaded(RoundShape(8, 8)).context == 15
-    for limits in (GRAPHS, replace(GRAPHS, num_blocks=9), replace(PLAIN, num_blocks=3), replace(GRAPHS, max_model_len=7, num_blocks=20)):
+    for limits in (GRAPHS, replace(GRAPHS, num_blocks=9), replace(PLAIN, num_blocks=3), replace(GRAPHS, max_model_len=3, num_blocks=20)):
         for shape in profile_shapes(limits).order:
             assert shape.num_rows * -(-(shape.context + shape.longest_row) // 16) <= limits.num_blocks
             assert shape.context + shape.longest_row <= limits.max_model_len
