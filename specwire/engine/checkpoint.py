@@ -17,8 +17,8 @@ from specwire.errors import InvalidArgumentError, UnavailableError
 logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_WEIGHTS = "*.safetensors"
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "*.jinja"]
+_HUB_FILES = ["config.json", "generation_config.json", "tokenizer*", "*.jinja"]
+_HUB_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 
 def resolve_model(name: str, *, with_weights: bool = True) -> Path:
@@ -50,7 +50,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> Path:
         raise InvalidArgumentError(f"{path} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(name):
         raise InvalidArgumentError(f"the model {name!r} is no existing folder or .gguf file, and no hub id (owner/name)")
-    return _from_hub(name, _HUB_FILES if with_weights else [pattern for pattern in _HUB_FILES if not pattern.startswith(_WEIGHTS)])
+    return _from_hub(name, [*_HUB_FILES, *(_HUB_WEIGHTS if with_weights else ())])
 
 
 def converted_gguf(path: Path) -> Path:

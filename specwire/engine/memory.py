@@ -90,14 +90,19 @@ def decide_kv_cache_bytes(needs: MemoryNeeds, device: DeviceMemory, utilization:
     num_bytes = kv_cache_bytes(needs, device, utilization)
     share = int(device.total * utilization)
     alone = kv_cache_bytes(needs, DeviceMemory(device.total, device.total), utilization)
-    rest = share - alone - needs.weights - needs.later
     others = "" if num_bytes == alone else f", and of the device only {format_bytes(device.free)} are free: other processes hold more than their part"
     if num_bytes < bytes_per_block:
+        parts = {
+            "weights": needs.weights,
+            "buffers": needs.buffers,
+            "the largest round": needs.activations,
+            "graphs": needs.graphs,
+            "context and fragments": share - alone - needs.weights - needs.later,
+        }
         raise ResourceExhaustedError(
             f"gpu_memory_utilization {utilization:g} is {format_bytes(share)} of {format_bytes(device.total)}, and without the KV cache this process "
-            f"needs {format_bytes(share - alone)} (weights {format_bytes(needs.weights)}, buffers {format_bytes(needs.buffers)}, the largest round "
-            f"{format_bytes(needs.activations)}, graphs {format_bytes(needs.graphs)}, context and fragments {format_bytes(rest)}){others}; raise gpu_memory_utilization, lower max_num_seqs, "
-            "max_num_batched_tokens or num_speculative_tokens, or set kv_cache_memory"
+            f"needs {format_bytes(share - alone)} ({', '.join(f'{name} {format_bytes(part)}' for name, part in parts.items())}){others}; "
+            "raise gpu_memory_utilization, lower max_num_seqs, max_num_batched_tokens or num_speculative_tokens, or set kv_cache_memory"
         )
     if others:
         logger.warning("the KV cache gets %s instead of %s%s", format_bytes(num_bytes), format_bytes(alone), others)

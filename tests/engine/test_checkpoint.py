@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from specwire.engine.cache_dir import file_sha256, remembered
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.gguf_convert import convert_gguf
 from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.dummy import DummySource
 from specwire.engine.models.hashing import weights_hash
-from specwire.engine.models.loader import dummy_model, load_model, parse_dtype
+from specwire.engine.models.loader import build_decoder, dummy_model, load_model, parse_dtype, tensor_shapes
 from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from tests.engine.gguf_writer import float32_tensor, write_gguf
 from tests.engine.tiny_models import compute, make_runner, save_tiny_model
@@ -59,6 +61,17 @@ def test_what_does_not_resolve_says_why(tmp_path, name, message):
     (tmp_path / "weights.bin").write_bytes(b"x")
     with pytest.raises(InvalidArgumentError, match=message):
         resolve_model(name.format(tmp=tmp_path))
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_weights_that_nobody_reads_are_not_fetched(monkeypatch, tmp_path, with_weights):
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: asked.append((name, allow_patterns)) or str(tmp_path))
+    assert resolve_model("some-owner/some-model", with_weights=with_weights) == tmp_path
+    [(name, patterns)] = asked
+    assert name == "some-owner/some-model"
+    assert "config.json" in patterns
+    assert any("safetensors" in pattern for pattern in patterns) == with_weights
 
 
 def test_an_unreachable_hub_names_the_id_and_the_remedy(tmp_path):
@@ -198,6 +211,32 @@ def test_loading_says_what_is_missing(tiny_folder, tmp_path):
         load_model(folder, torch.float32)
     with pytest.raises(InvalidArgumentError, match="'float64'"):
         parse_dtype("float64")
+
+
+def test_a_damaged_file_is_named(tiny_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(InvalidArgumentError, match=r"model\.safetensors can't be read as safetensors \(.*\); fetch or save the model again"):
+        load_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_a_fused_weight_goes_before_the_next_one_comes(tiny_folder, dtype):
+    """So that beside the model there is never more than one tensor."""
+    config = ModelConfig.from_folder(tiny_folder)
+    source = DummySource(tensor_shapes(config), torch.float32, "cpu", 0, 0.02)
+    parts: list[weakref.ref] = []
+
+    def read(name: str) -> torch.Tensor:
+        assert not [part for part in parts if part() is not None], f"{name} is read while a part is held"
+        tensor = source.read(name)
+        if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
+            parts.append(weakref.ref(tensor))
+        return tensor
+
+    build_decoder(config, read, dtype, "cpu", str)
+    assert len(parts) == 5 * config.num_layers
 
 
 def test_dummy_models_are_reproducible(tiny_folder):

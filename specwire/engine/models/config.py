@@ -131,7 +131,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("quantization_config"):
         method = str(raw["quantization_config"].get("quant_method") or "unknown")
         raise UnsupportedError(
-            f"the checkpoint is quantised with {_QUANTIZATIONS.get(method, method)} (quantization_config in its config.json), which is not supported; "
+            f"the checkpoint is quantised with {_QUANTIZATIONS.get(method, method)} (quantization_config in config.json), which is not supported; "
             "use the checkpoint that it was made from, or the model as a .gguf file in Q8_0, Q4_1 or Q4_0"
         )
     # Qwen configurations carry a sliding_window that use_sliding_window switches off; Mistral's is on unless it is null.
