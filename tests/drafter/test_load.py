@@ -14,6 +14,7 @@ from specwire.config import DrafterConfig
 from specwire.engine import memory
 from specwire.engine.memory import DeviceMemory, MemoryNeeds
 from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.loader import check_device
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, SpecwireError
 from specwire.messages import DraftCommit, DraftRow, DraftRowResult, RowStatus
 from specwire.sampling_params import SamplingParams
@@ -88,6 +89,17 @@ def test_memory_decides_the_number_of_blocks(folder: Path) -> None:
 def test_a_device_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"device is cuda:1, but torch .* sees no CUDA device; use --device cpu"):
         load_draft_model(config(folder, device="cuda:1"))
+
+
+def test_kernels_go_to_the_device_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    for name, value in {"is_available": lambda: True, "device_count": lambda: 3, "set_device": chosen.append}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for device in ("cpu", "cuda:2", "cuda"):
+        check_device(device)
+    assert chosen == [2, 0]
+    with pytest.raises(InvalidArgumentError, match="sees 3 CUDA devices"):
+        check_device("cuda:3")
 
 
 def test_memory_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,17 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def check_device(device: str) -> None:
-    """Raises InvalidArgumentError where torch does not see the device (`cpu`, `cuda` or `cuda:N`)."""
+    """Makes the device (`cpu`, `cuda` or `cuda:N`) this thread's current one, where kernels and graphs go.
+
+    Raises:
+        InvalidArgumentError: torch does not see it.
+    """
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device != "cpu" and int(device.partition(":")[2] or 0) >= num_devices:
         found = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
         raise InvalidArgumentError(f"device is {device}, but torch {torch.__version__} sees {found}; use --device cpu, or one that is there")
+    if device != "cpu":
+        torch.cuda.set_device(torch.device(device).index or 0)
 
 
 def open_model(folder: Path, *, load_format: str, dtype: str, device: str, weights: str = "auto", num_rows: int = 6) -> Decoder:
