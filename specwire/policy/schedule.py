@@ -65,6 +65,34 @@ def dense_schedule(schedule: Schedule | None, num_speculative_tokens: int, max_n
     return table
 
 
+class SteadySchedule:
+    """A lane's K from step to step: the table's, but a change waits until the table has said otherwise for some steps in a row.
+
+    So a batch whose size goes up and down around the border of two ranges keeps its K, instead of changing between drafting and running ahead.
+
+    Args:
+        table: K by batch size, as `dense_schedule` gives it.
+        num_steps: steps in a row after which K changes; 0 = with the first one.
+    """
+
+    def __init__(self, table: Sequence[int], num_steps: int = 0) -> None:
+        self._table = table
+        self._num_steps = num_steps
+        self._current = -1
+        self._num_others = 0
+
+    def choose(self, batch_size: int) -> int:
+        """K of the next step, which samples for so many sequences: 1 or more."""
+        wanted = self._table[batch_size]
+        if wanted == self._current:
+            self._num_others = 0
+            return wanted
+        self._num_others += 1
+        if self._current < 0 or self._num_others > self._num_steps:
+            self._current, self._num_others = wanted, 0
+        return self._current
+
+
 def schedule_ranges(table: Sequence[int]) -> list[tuple[int, int, int]]:
     """A dense table as the fewest ranges (start, end, K), for people to read."""
     ranges: list[tuple[int, int, int]] = []

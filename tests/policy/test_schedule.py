@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.errors import InvalidArgumentError
-from specwire.policy.schedule import dense_schedule, describe_clipping, describe_gaps, schedule_ranges, validate_schedule
+from specwire.policy.schedule import SteadySchedule, dense_schedule, describe_clipping, describe_gaps, schedule_ranges, validate_schedule
 
 NAME = "num_speculative_tokens_per_batch_size"
 
@@ -152,3 +152,35 @@ def test_clipping_is_explained(schedule: list[list[int]] | None, reasons: list[s
 )
 def test_gaps_are_explained(schedule: list[list[int]] | None, reasons: list[str]) -> None:
     assert describe_gaps(schedule, 16) == reasons
+
+
+def steps(batch_sizes: list[int], num_steps: int) -> list[int]:
+    schedule = SteadySchedule(dense_schedule([[1, 4, 2], [5, 16, 0]], 3, 16), num_steps)
+    return [schedule.choose(size) for size in batch_sizes]
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "num_steps", "expected"),
+    [
+        ([4, 5, 4, 5, 4, 5], 0, [2, 0, 2, 0, 2, 0]),  # off: the table, step by step
+        ([4, 5] * 20, 1, [2] * 40),  # a prefill that ends every other step beside four decodes
+        ([5, 4] * 20, 1, [0] * 40),
+        ([4, 5, 5, 5, 5], 2, [2, 2, 2, 0, 0]),
+        ([4, 5, 16, 9, 4, 4, 4, 4], 2, [2, 2, 2, 0, 0, 0, 2, 2]),
+        ([4, 5, 5, 4, 5, 5, 4], 2, [2] * 7),  # in a row
+        ([16], 9, [0]),  # the first step has nothing to keep
+    ],
+)
+def test_k_changes_once_the_table_has_said_so_for_some_steps(batch_sizes: list[int], num_steps: int, expected: list[int]) -> None:
+    assert steps(batch_sizes, num_steps) == expected
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=60), st.integers(0, 5))
+def test_a_steady_k_is_the_tables_within_its_steps(batch_sizes: list[int], num_steps: int) -> None:
+    table = dense_schedule([[1, 4, 2], [5, 16, 0]], 3, 16)
+    chosen = steps(batch_sizes, num_steps)
+    for index, k in enumerate(chosen):
+        recent = [table[size] for size in batch_sizes[max(0, index - num_steps) : index + 1]]
+        assert k in (recent[-1], chosen[index - 1])
+        if len(recent) == num_steps + 1 and len(set(recent)) == 1:
+            assert k == recent[0]
