@@ -1,7 +1,7 @@
 """The verifier and the round runner on the same weights, given the same rounds."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -46,10 +46,11 @@ class Pair:
     num_in_flight: int = 2
     num_blocks: int = 128
     limits: RoundLimits = LIMITS
+    rates: tuple[float, ...] | None = None  # drafts are accepted by chance
     sequences: dict[int, Known] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rounds = Rounds(make_verifier(self.model, num_blocks=self.num_blocks, enable_prefix_cache=False))
+        self.rounds = Rounds(make_verifier(self.model, num_blocks=self.num_blocks, enable_prefix_cache=False, synthetic_rates=self.rates))
         self.cache = KVCache(self.model.config, self.num_blocks, self.model.dtype, self.model.device)
         for layer in self.cache.layers:
             layer.fill_(float("nan"))
@@ -68,8 +69,9 @@ class Pair:
         self.opens.append(open_message(slot, tokens, params, epoch=self.num_epochs, noise_key=key, choice=choice))
         vocab_size = self.model.config.vocab_size
         sampling = SlotSampling(
-            params, key=key, choice=choice, vocab_size=vocab_size, token_ids=tokens, num_prompt_tokens=len(tokens), eos_token_ids=(EOS,)
-        )
+            params, key=key, choice=choice, vocab_size=vocab_size, token_ids=tokens, num_prompt_tokens=len(tokens), eos_token_ids=(EOS,),
+            synthetic_rates=self.rates,
+        )  # fmt: skip
         self.blocks.open(slot, tokens)
         self.runner.open(slot, sampling)
         self.sequences[slot] = Known(slot, self.num_epochs, list(tokens), sampling, len(tokens))
@@ -87,7 +89,7 @@ class Pair:
                 start, tokens, drafts, ahead = sequence.num_computed, sequence.tokens[sequence.num_computed :][:count], [], False
             else:
                 drafts, samples, start = list(what), True, base - 1
-                ahead = run_ahead and not drafts and not sequence.last_num_drafts and sequence.last_round > 0
+                ahead = run_ahead and not drafts and not sequence.last_num_drafts and sequence.last_round > 0 and sequence.sampling.params.runs_ahead
                 if ahead:
                     expected_rows.append(harness.ahead(slot, base, sequence.last_round, epoch=sequence.epoch))
                 else:
@@ -119,7 +121,11 @@ class Pair:
             assert ours.is_bad == (answer.status is RowStatus.BAD), (ours, answer)
             if not ours.is_bad:
                 assert (ours.num_accepted, list(ours.token_ids)) == (answer.num_accepted, answer.token_ids)
-                assert [entry.sampled for entry in ours.logprobs or ()] == pytest.approx([entry.sampled for entry in answer.logprobs or ()], abs=1e-4)
+                assert (ours.logprobs is None) == (answer.logprobs is None)
+                for entry, known in zip(ours.logprobs or (), answer.logprobs or (), strict=True):
+                    assert [token_id for token_id, _ in entry.top] == [token_id for token_id, _ in known.top]
+                    values, known_values = ([of.sampled, *(value for _, value in of.top)] for of in (entry, known))
+                    assert values == pytest.approx(known_values, abs=1e-4)
 
     def finish(self) -> None:
         """Compares all rounds in flight."""
@@ -127,13 +133,16 @@ class Pair:
             self.read()
 
 
-def continuation(model: Decoder, tokens: Sequence[int], params: SamplingParams, count: int, key: int = 7, choice: int = 0) -> list[int]:
-    """What the verifier says after these tokens, without drafts."""
-    pair = Rounds(make_verifier(model, enable_prefix_cache=False))
-    answer = pair.open(0, tokens, params, noise_key=key, choice=choice)
-    emitted = list(answer.token_ids)
-    while len(emitted) < count:
-        emitted += pair.launch([decode(0, [*tokens, *emitted])]).rows[0].token_ids
+def continuations(model: Decoder, opened: Mapping[int, tuple[Sequence[int], SamplingParams, int]], count: int) -> dict[int, list[int]]:
+    """What the verifier says after slots' tokens, with their parameters and keys, without drafts."""
+    rounds = Rounds(make_verifier(model, enable_prefix_cache=False, num_blocks=128))
+    opens = [open_message(slot, tokens, params, noise_key=key, choice=slot % 2) for slot, (tokens, params, key) in opened.items()]
+    result = rounds.launch([prefill(slot, 200) for slot in opened], opens=opens)
+    emitted = {slot: list(row.token_ids) for slot, row in zip(opened, result.rows, strict=True)}
+    for _ in range(count - 1):
+        result = rounds.launch([decode(slot, [*opened[slot][0], *emitted[slot]]) for slot in opened])
+        for slot, row in zip(opened, result.rows, strict=True):
+            emitted[slot] += row.token_ids
     return emitted
 
 

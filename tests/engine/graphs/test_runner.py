@@ -13,12 +13,13 @@ from specwire.engine.graphs.upload import RoundRow
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.sampling_params import SamplingParams
-from tests.engine.graphs.pair import LIMITS, Pair, continuation, spoilt
+from tests.engine.graphs.mixes import MIXES, params_of
+from tests.engine.graphs.pair import LIMITS, Pair, continuations, spoilt
 from tests.verifier.harness import GREEDY, poison, tiny_model
 
 VOCAB = 61
 KERNEL = [GREEDY, SamplingParams(temperature=1.0, max_tokens=None), SamplingParams(temperature=0.4, max_tokens=None)]
-OUTSIDE = [
+ASKING = [
     SamplingParams(temperature=0.9, top_k=5, max_tokens=None),
     SamplingParams(temperature=0.9, top_p=0.8, min_p=0.01, max_tokens=None),
     SamplingParams(temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=None),
@@ -33,9 +34,7 @@ def run_random_rounds(pair: Pair, params: list[SamplingParams], rng: random.Rand
     for slot, wanted in enumerate(params):
         prompts[slot] = [rng.randrange(3, VOCAB) for _ in range(rng.choice([1, 7, 16, 33, 60]))]
         pair.open(slot, prompts[slot], wanted, key=rng.getrandbits(64), choice=slot % 2)
-    futures = {
-        slot: continuation(pair.model, prompts[slot], wanted, 70, pair.sequences[slot].sampling.key, slot % 2) for slot, wanted in enumerate(params)
-    }
+    futures = continuations(pair.model, {slot: (prompts[slot], params[slot], pair.sequences[slot].sampling.key) for slot in prompts}, 50)
     for number in range(num_rounds):
         work = {}
         for slot in rng.sample(sorted(pair.sequences), rng.randint(1, len(pair.sequences))):
@@ -43,7 +42,7 @@ def run_random_rounds(pair: Pair, params: list[SamplingParams], rng: random.Rand
             emitted = len(sequence.tokens) - sequence.num_opened
             if sequence.num_computed < sequence.num_opened:
                 work[slot] = rng.choice([1, 5, 9, 30])
-            elif emitted < 60:
+            elif emitted < 40:
                 num_drafts = rng.choice([0, 0, 1, 3, 5, 8])
                 work[slot] = spoilt(futures[slot][emitted : emitted + num_drafts], rng, VOCAB)
         if number == num_rounds // 2:
@@ -58,7 +57,7 @@ def run_random_rounds(pair: Pair, params: list[SamplingParams], rng: random.Rand
 @pytest.mark.parametrize("num_in_flight", [1, 2])
 def test_equals_the_verifier(num_in_flight):
     pair = Pair(tiny_model(), num_in_flight=num_in_flight)
-    run_random_rounds(pair, KERNEL + OUTSIDE, random.Random(num_in_flight), 40)
+    run_random_rounds(pair, KERNEL + ASKING, random.Random(num_in_flight), 40)
     assert pair.num_accepted > 40
     assert pair.num_run_ahead > 10
     counts = pair.runner.counts
@@ -68,12 +67,32 @@ def test_equals_the_verifier(num_in_flight):
     assert counts.num_padded_tokens > counts.num_tokens
 
 
+@pytest.mark.parametrize("rates", [None, (0.9, 0.7, 0.6, 0.3)])
+def test_random_mixes_equal_the_verifier(rates):
+    rng = random.Random(11)
+    pair = Pair(tiny_model(), rates=rates)
+    run_random_rounds(pair, [params_of(rng, VOCAB) for _ in range(8)], rng, 40)
+    assert pair.num_accepted > 20
+    assert pair.num_run_ahead > 10
+    assert pair.runner.counts.num_rows_sampled_outside == 0
+
+
+def test_only_bad_words_of_several_tokens_are_sampled_outside():
+    """The others' rounds run ahead meanwhile."""
+    words = [GREEDY.replace(bad_words_token_ids=((first, last), (9,)), logprobs=1) for first, last in [(7, 21), (30, 31)]]
+    pair = Pair(tiny_model())
+    run_random_rounds(pair, [*words, *ASKING[:3]], random.Random(4), 30)
+    counts = pair.runner.counts
+    assert 10 < counts.num_rows_sampled_outside < 60
+    assert pair.num_run_ahead > 0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding rows compute on memory that nobody wrote
 def test_kernels_equal_the_verifier():
     model = tiny_model(head_dim=16)
     pair = Pair(model, TritonBackend(model.config, model.device))
-    run_random_rounds(pair, KERNEL, random.Random(3), 6)
+    run_random_rounds(pair, [KERNEL[1], MIXES[0], MIXES[4]], random.Random(3), 6)
     assert pair.num_accepted > 0
     assert pair.num_run_ahead > 0
 
@@ -92,7 +111,7 @@ def test_rows_without_drafts_wait_for_nothing_outside():
 
 def test_a_slot_that_goes_bad_stays_so_and_spoils_no_other():
     model = tiny_model()
-    future = continuation(model, [5, 6, 7], GREEDY, 3)
+    future = continuations(model, {0: ([5, 6, 7], GREEDY, 7)}, 3)[0]
     poison(model, 60)
     pair = Pair(model)
     pair.open(0, [5, 60, 7], GREEDY)
