@@ -10,8 +10,10 @@ import torch
 
 from drafter_svc import load
 from drafter_svc.load import load_draft_model
+from drafter_svc.method import Ask
 from specwire.config import DrafterConfig
 from specwire.engine import memory
+from specwire.engine.graphs.draft_runner import DraftRunner
 from specwire.engine.memory import DeviceMemory, MemoryNeeds
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import check_device
@@ -69,6 +71,34 @@ async def test_serves_a_folder(socket_dir: Path, folder: Path) -> None:
         assert [row.status for row in reply.rows] == [RowStatus.BAD, RowStatus.OK]
         assert "token id 259" in reply.rows[0].error
     assert server.worker.ready.result().num_free_blocks == initial
+
+
+def test_the_runner_for_a_gpu_is_captured_before_its_first_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a CPU, where the same runner has no graphs."""
+    caplog.set_level(logging.INFO)
+    captured: list[DraftRunner] = []
+    capture = DraftRunner.capture
+    monkeypatch.setattr(DraftRunner, "capture", lambda runner, on_progress: (captured.append(runner), capture(runner, on_progress))[1])
+    monkeypatch.setattr(load, "make_forward", DraftRunner)
+    monkeypatch.setattr(load, "log_memory", lambda *_: None)  # asks CUDA
+    on_device = load_draft_model(config(folder, max_num_seqs=3, prefill_chunk=32))
+    monkeypatch.undo()
+    eager = load_draft_model(config(folder, max_num_seqs=3, prefill_chunk=32))
+    [runner] = captured
+    assert on_device.counts is runner.counts
+    answers = []
+    for method in (on_device, eager):
+        for seq_id in range(3):
+            method.open(seq_id, open_request(range(5, 60 + seq_id), sampling=SamplingParams(temperature=0.5), noise_key=seq_id))
+        while method.catch_up(32):
+            pass
+        answers.append(method.propose([Ask(seq_id, 4) for seq_id in range(3)]))
+    assert [drafts.token_ids for drafts in answers[0]] == [drafts.token_ids for drafts in answers[1]]
+    assert runner.counts.num_graph_passes == 4
+    assert runner.counts.num_eager_passes == eager.counts.num_eager_passes - 4
+    assert on_device.description == eager.description
 
 
 def test_dummy_weights_and_windows(folder: Path) -> None:
