@@ -50,7 +50,10 @@ def format_bytes(num_bytes: int) -> str:
 
 def _free(device: torch.device) -> str:
     if device.type == "cuda" and torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info(device)
+        try:
+            free, total = torch.cuda.mem_get_info(device)
+        except RuntimeError:  # there is not even memory for this process's context
+            return "too little is free to ask how much"
         return f"{format_bytes(free)} of {format_bytes(total)} are free, this process holds {format_bytes(torch.cuda.memory_reserved(device))}"
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"{format_bytes(free)} of the machine's memory are free"

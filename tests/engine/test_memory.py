@@ -172,6 +172,19 @@ def test_what_is_free_on_a_gpu_is_named(device: FakeDevice, monkeypatch: pytest.
         raise torch.cuda.OutOfMemoryError(CUDA)
 
 
+def test_a_gpu_without_room_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    with (
+        pytest.raises(ResourceExhaustedError, match="CUDA error: out of memory; too little is free to ask how much"),
+        explain_out_of_memory("x", "cuda", "y"),
+    ):
+        fail()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("out of memory")])
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, explain_out_of_memory("do it", "cpu", "lower x"):
