@@ -1,6 +1,7 @@
 """What a row of a round asks for, checked against the slot's state: the tokens to compute and whether the row samples."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from specwire.errors import InvalidArgumentError
 from specwire.messages import VerifyRow
@@ -8,9 +9,10 @@ from specwire.token_ids import check_token_ids
 
 from .slots import Slot, VerifierLimits
 
+_UNREAD = (0,)
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+
+class Segment(NamedTuple):
     """Tokens of one slot to compute: known ones from start_position on, then drafts."""
 
     slot: Slot
@@ -21,10 +23,10 @@ class Segment:
     from_device: bool = False  # the first token is the slot's last one, which is not read yet
 
     @property
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> Sequence[int]:
         """What goes through the model; 0 stands for a token that is not read yet."""
         if self.from_device:
-            return [0]
+            return _UNREAD
         return self.slot.token_ids[self.start_position : self.start_position + self.num_known] + self.draft_tokens
 
     @property
@@ -93,7 +95,6 @@ def _check_decode(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> None:
 
 def _check_run_ahead(slot: Slot, row: VerifyRow) -> None:
     """FROM_ROUND rows run where a pipelined device could run them too, whether or not this one is."""
-    assert slot.sampling is not None, f"slot {slot.slot} is live without sampling state"
     if row.from_round != slot.last_round:
         raise InvalidArgumentError(f"from_round is {row.from_round}, but the slot's last row ran in round {slot.last_round}; name that one")
     if row.draft_tokens or row.first_token != -1:
@@ -104,5 +105,5 @@ def _check_run_ahead(slot: Slot, row: VerifyRow) -> None:
         raise InvalidArgumentError(f"round {row.from_round} carried {slot.last_num_drafts} drafts of this slot; wait for its answer instead")
     if not slot.is_prefilled:
         raise InvalidArgumentError(f"round {row.from_round} sampled no token of this slot; send prefill rows that reach its last token first")
-    if not slot.sampling.params.runs_ahead:
+    if not slot.runs_ahead:
         raise InvalidArgumentError("bad words of several tokens need the sequence's last token on the host; send first_token instead of from_round")

@@ -66,12 +66,11 @@ class RoundReader:
 
     def _settle(self, number: int, plan: Segment | Unrun | VerifyRowResult, outputs: Iterator[SegmentTokens]) -> VerifyRowResult:
         """A row's answer."""
-        if isinstance(plan, VerifyRowResult):
+        if not isinstance(plan, Segment):
+            if isinstance(plan, Unrun):
+                return _answer(plan.slot, RowStatus.BAD if plan.slot.is_dead_in(number) else plan.status)
             return plan
-        slot = plan.slot
-        if isinstance(plan, Unrun):
-            return _answer(slot, RowStatus.BAD if slot.is_dead_in(number) else plan.status)
-        output = next(outputs)
+        slot, output = plan.slot, next(outputs)
         slot.num_unread_rows -= 1
         slot.num_unread_tokens -= plan.samples
         if not slot.is_dead_in(number):

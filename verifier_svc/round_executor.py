@@ -63,6 +63,6 @@ class RoundExecutor:
             len(segment.draft_tokens),
             blocks.block_table(slot.slot),
             slot.sampling,
-            samples=segment.samples,
-            from_device=segment.from_device,
+            segment.samples,
+            segment.from_device,
         )

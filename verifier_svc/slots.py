@@ -51,6 +51,7 @@ class Slot:
     num_unread_tokens: int = 0  # next tokens that these sample
     last_round: int = 0  # the last round whose row of this slot ran
     last_num_drafts: int = 0  # drafts of that row
+    runs_ahead: bool = True  # whether a row may start from a token that the host does not know
     keeps_history: bool = False  # whether its sampling state must see the tokens that are read
     is_closed: bool = False
     cached_blocks: list[tuple[int, bytes]] = field(default_factory=list)  # what the prefix cache had of it when it was closed with rows unread
@@ -101,7 +102,7 @@ def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device)
         )
     except (InvalidArgumentError, UnsupportedError) as error:
         return Slot(message.slot, message.epoch, [], 0, None, error=str(error))
-    return Slot(message.slot, message.epoch, list(message.token_ids), len(message.token_ids), sampling)
+    return Slot(message.slot, message.epoch, list(message.token_ids), len(message.token_ids), sampling, runs_ahead=message.sampling.runs_ahead)
 
 
 def _check_open(message: VerifyOpen, limits: VerifierLimits) -> None:

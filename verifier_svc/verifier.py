@@ -172,12 +172,14 @@ class Verifier:
         if request.proposals is not None or request.conditional is not None:
             name = "proposals (the ratio test)" if request.proposals is not None else "conditional drafts"
             raise UnsupportedError(f"round {request.round} carries {name}, which this verifier does not take; send plain draft tokens")
+        if not request.opens:
+            return
         live = {slot.slot for slot in self._slots.values() if SlotRef(slot.slot, slot.epoch) not in request.closes}
         for message in request.opens:
             if message.slot in live:
                 raise InvalidArgumentError(f"slot {message.slot} is open; close it before epoch {message.epoch} opens it")
             live.add(message.slot)
-        if request.opens and len(live) > self.limits.max_num_seqs:
+        if len(live) > self.limits.max_num_seqs:
             raise InvalidArgumentError(f"{len(live)} slots would be open, but max_num_seqs is {self.limits.max_num_seqs}; close some or raise it")
 
     def _open(self, message: VerifyOpen) -> None:
@@ -249,7 +251,7 @@ class Verifier:
             raise InvalidArgumentError(slot.error)
         if row.slot in tally.slots:
             raise InvalidArgumentError(f"slot {row.slot} has two rows in round {request.round}; send one row a slot and round")
-        if any(overlay.row == index for overlay in request.overlays):
+        if request.overlays and any(overlay.row == index for overlay in request.overlays):
             raise InvalidArgumentError(f"row {index} has a logit overlay (grammar), which this verifier does not apply; remove it")
         tally.slots.add(row.slot)
         tally.num_tokens += row.token_budget or 1 + len(row.draft_tokens)

@@ -88,8 +88,8 @@ class BlockManager:
         Returns False, and changes nothing, where too few blocks are free: this sequence is out of blocks, the others are not.
         """
         table = self._sequences[seq_id].block_table
-        num_missing = self.num_missing_blocks(seq_id, num_tokens)
-        if num_missing > self.num_free_blocks:
+        num_missing = -(-num_tokens // self.block_size) - len(table)
+        if num_missing > 0 and num_missing > self.num_free_blocks:
             return False
         for _ in range(num_missing):
             block = self._take_free_block()

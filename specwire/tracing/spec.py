@@ -137,7 +137,7 @@ SPANS = (
         "verifier",
         SERVER,
         ("verify",),
-        "running the round on the target model, sampling included",
+        "running the round on the target model, sampling included; from when the round before it is done",
         _LANE
         | _ROUND
         | {
