@@ -8,12 +8,10 @@ from typing import Protocol
 
 from specwire.messages import VerifyCost
 
-from .profile_shapes import NUM_REPEATS, Pair, ProfileLimits, ProfileShapes, RoundShape, profile_shapes
+from .profile_shapes import MIN_REPEATS, Pair, ProfileLimits, ProfileShapes, RoundShape, profile_shapes
 
 logger = logging.getLogger(__name__)
 
-_MIN_REPEATS = 3
-"""Differences of fewer repeats are noise."""
 _LEAST_MS = 1e-3
 """No step is free, whatever the noise of a small one and the slopes of large ones say."""
 
@@ -37,18 +35,15 @@ def measure_verify_cost(timer: RoundTimer, limits: ProfileLimits, *, budget_s: f
     """
     started = clock()
     shapes = profile_shapes(limits)
-    first = shapes.order[0]
-    timer.round_ms(first)  # first-call costs
-    samples = {first: [timer.round_ms(first)]}
-    for _ in range(NUM_REPEATS // shapes.repeats_at_once):
-        for shape in shapes.order:
-            for _ in range(shapes.repeats_at_once):
-                if clock() - started < budget_s:
-                    samples.setdefault(shape, []).append(timer.round_ms(shape))
+    timer.round_ms(shapes.runs[0])  # first-call costs
+    samples: dict[RoundShape, list[float]] = {}
+    for shape in shapes.runs:
+        if not samples or clock() - started < budget_s:
+            samples.setdefault(shape, []).append(timer.round_ms(shape))
     median = {shape: statistics.median(times) for shape, times in samples.items()}
-    repeated = {shape: median[shape] for shape, times in samples.items() if len(times) >= _MIN_REPEATS}
+    repeated = {shape: median[shape] for shape, times in samples.items() if len(times) >= MIN_REPEATS}
     cost = _fit(shapes, median, repeated, limits)
-    num_left_out = len(shapes.order) - len(samples)
+    num_left_out = len(set(shapes.runs)) - len(samples)
     logger.info(
         "measured verify costs in %.1f s: %.2f ms for %d to %.2f ms for %d tokens (%d sizes, %d with a chunk), %.4f ms a row, %.6f ms a KV token; "
         "at most %.0f%% off from what was measured%s",

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-NUM_REPEATS = 5
+_NUM_REPEATS = 5
+MIN_REPEATS = 3
+"""Differences of fewer repeats are noise."""
 _NUM_ROWS = 16
 """Rows whose cost is seen well where rounds are not padded."""
 
@@ -92,16 +94,14 @@ class ProfileShapes:
         sizes: one for each size of the curve, rising.
         chunks: the same of rounds with a row that no graph takes.
         rows, contexts: rounds that differ in their number of rows, or in the context.
-        order: all of them once, what is worth most first.
-        repeats_at_once: 5 where another shape needs preparation; 1 where a slow spell of the machine should not hit one shape alone.
+        runs: all of them, 5 times each, what is worth most first.
     """
 
     sizes: Sequence[RoundShape]
     chunks: Sequence[RoundShape]
     rows: Sequence[Pair]
     contexts: Sequence[Pair]
-    order: Sequence[RoundShape]
-    repeats_at_once: int
+    runs: Sequence[RoundShape]
 
 
 def profile_shapes(limits: ProfileLimits) -> ProfileShapes:
@@ -117,8 +117,13 @@ def _plain_shapes(limits: ProfileLimits) -> ProfileShapes:
     many = limits.many_rows(min(_NUM_ROWS, 1 << (most.bit_length() - 1)))
     rows = _pairs([(limits.few_rows(many.num_tokens), many)])
     contexts = _pairs([(sizes[0], limits.loaded(sizes[0]))])
-    order = [sizes[0], *(shape for pair in (*contexts, *rows) for shape in pair), *sizes]
-    return ProfileShapes(sizes, (), rows, contexts, _once(order, limits), repeats_at_once=1)
+    slopes = _once([sizes[0], *(shape for pair in (*contexts, *rows) for shape in pair)], limits)
+    small = [shape for shape in _once(sizes, limits) if shape not in slopes and shape.num_tokens < _NUM_ROWS]
+    large = [shape for shape in _once(sizes, limits) if shape not in slopes and shape not in small]
+    # Small ones and slopes go first on a slow machine. Repeats are spread, so that a slow spell of it does not hit one shape alone.
+    runs = slopes + small + slopes * (MIN_REPEATS - 1) + large
+    runs += (slopes + small + large) * (_NUM_REPEATS - MIN_REPEATS) + (small + large) * (MIN_REPEATS - 1)
+    return ProfileShapes(sizes, (), rows, contexts, runs)
 
 
 def _graph_shapes(limits: ProfileLimits) -> ProfileShapes:
@@ -128,9 +133,9 @@ def _graph_shapes(limits: ProfileLimits) -> ProfileShapes:
     contexts = _pairs((shape, limits.loaded(shape)) for shape in sizes)
     chunk_sizes = dict.fromkeys([*_powers_of_two(2 * limits.max_row_tokens, limits.max_num_batched_tokens), limits.max_num_batched_tokens])
     chunks = [shape for shape in map(limits.chunk, chunk_sizes) if shape.longest_row > limits.max_row_tokens]
-    # A few sizes say nearly everything of what context adds.
+    # A few sizes say nearly everything of what context adds. Repeats are together: another shape needs another block table.
     order = [*sizes, *map(limits.loaded, coarse), *(pair.base for pair in rows), *chunks, *(pair.more for pair in contexts)]
-    return ProfileShapes(sizes, chunks, rows, contexts, _once(order, limits), repeats_at_once=NUM_REPEATS)
+    return ProfileShapes(sizes, chunks, rows, contexts, [shape for shape in _once(order, limits) for _ in range(_NUM_REPEATS)])
 
 
 def _powers_of_two(first: int, last: int) -> list[int]:

@@ -53,7 +53,7 @@ def test_a_linear_machine_is_found_exactly(limits: ProfileLimits) -> None:
     assert cost.step_ms == pytest.approx([4.0 + 0.125 * n for n in cost.num_tokens])
     for shape in (RoundShape(8, 4, 100), RoundShape(48, 8, 700)):
         assert verify_ms(cost, shape.num_tokens, shape.num_rows, shape.num_kv_tokens) == pytest.approx(linear(shape))
-    assert set(map(machine.timed.count, machine.timed)) <= {5, 7}, "the first one has first-call costs, and is measured whatever the time"
+    assert set(map(machine.timed.count, machine.timed)) <= {5, 6}, "the first one has first-call costs"
 
 
 def test_with_graphs_every_size_is_measured_behind_two_contexts_and_chunks_apart() -> None:
@@ -75,7 +75,14 @@ def test_without_graphs_repeats_are_spread_over_the_time() -> None:
     cost = measure_verify_cost(machine, PLAIN, budget_s=1e9, clock=machine.clock)
     assert (cost.num_tokens, cost.chunk_num_tokens) == ((1, 2, 4, 8, 16, 32, 48), ())
     assert (cost.max_graph_tokens, cost.max_graph_row_tokens) == (0, 0)
-    assert machine.timed[-1] != machine.timed[-2]
+    assert all(machine.timed[i] != machine.timed[i + 1] for i in range(1, len(machine.timed) - 1))
+
+
+def test_without_graphs_slopes_are_seen_on_a_slow_machine_too() -> None:
+    machine = Machine(lambda shape: 10 * linear(shape))
+    cost = measure_verify_cost(machine, PLAIN, budget_s=1.0, clock=machine.clock)
+    assert (cost.ms_per_row, cost.ms_per_kv_token) == (pytest.approx(0.2), pytest.approx(0.005))
+    assert len(cost.num_tokens) > 3
 
 
 def test_context_is_capped_by_the_kv_blocks_and_the_longest_sequence() -> None:
@@ -84,7 +91,7 @@ def test_context_is_capped_by_the_kv_blocks_and_the_longest_sequence() -> None:
     assert replace(GRAPHS, max_model_len=100).loaded(RoundShape(6, 1)).context == 94
     assert replace(GRAPHS, num_blocks=8).loaded(RoundShape(8, 8)).context == 15
     for limits in (GRAPHS, replace(GRAPHS, num_blocks=9), replace(PLAIN, num_blocks=3), replace(GRAPHS, max_model_len=3, num_blocks=20)):
-        for shape in profile_shapes(limits).order:
+        for shape in profile_shapes(limits).runs:
             assert shape.num_rows * -(-(shape.context + shape.longest_row) // 16) <= limits.num_blocks
             assert shape.context + shape.longest_row <= limits.max_model_len
 
