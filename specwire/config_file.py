@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import os
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from specwire.config import DEFAULT_FILE, FILE_VARIABLE, MAX_REPLICAS, ClientCon
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, ListedDrafter, Problem, Setting, Source
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
+from specwire.speculative_keys import FOREIGN_KEYS
 
 SECTIONS: Mapping[str, type] = {
     "verifier": VerifierConfig,
@@ -152,7 +153,7 @@ class _Reader:
 
     def _speculative(self, node: yaml.Node, name: str) -> dict[str, Setting]:
         """Values as they are: SpeculativeConfig checks their types."""
-        return self._settings(self._entries(node, name, _SPECULATIVE_KEYS), name, {})
+        return self._settings(self._entries(node, name, _SPECULATIVE_KEYS, FOREIGN_KEYS), name, {})
 
     def _drafters(self, node: yaml.Node) -> tuple[ListedDrafter, ...]:
         if not isinstance(node, yaml.SequenceNode):
@@ -178,8 +179,8 @@ class _Reader:
             return 1
         return int(count.value)
 
-    def _entries(self, node: yaml.Node | None, name: str, known: Iterable[str]) -> dict[str, yaml.Node]:
-        """The values of a mapping by key; a missing value stands for an empty mapping."""
+    def _entries(self, node: yaml.Node | None, name: str, known: Iterable[str], foreign: Container[str] = ()) -> dict[str, yaml.Node]:
+        """The values of a mapping by key; a missing value stands for an empty mapping. Foreign keys are for others to refuse."""
         if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _NULL):
             return {}
         if not isinstance(node, yaml.MappingNode):
@@ -194,7 +195,7 @@ class _Reader:
             full = f"{name}.{shown}" if name else shown
             if key == "<<":
                 self._report(key_node, f"{full} is a merge key, which is not read here; write the keys out, or name a whole value by an alias")
-            elif key not in known:
+            elif key not in known and key not in foreign:
                 near = difflib.get_close_matches(key, known, n=1)
                 self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else 'known keys are ' + ', '.join(known)}")
             elif key in entries:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specwire.draft_checkpoint import infer_method
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.policy.schedule import validate_schedule
+from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
 
 METHODS = ("ngram", "draft_model")
 _LATER_METHODS = (
@@ -43,6 +45,8 @@ class SpeculativeConfig:
         model: the draft model, for draft_model.
         num_speculative_tokens: K, the ceiling of every later decision.
         num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
+        enable_adaptive_verification: choose from the costs and the drafts' scores how many to ask for and which to verify (specwire.policy.adaptive);
+            a schedule is then a ceiling.
         prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that ngram looks up.
         rejection_sample_method: strict or synthetic.
         synthetic_acceptance_rates: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
@@ -58,6 +62,7 @@ class SpeculativeConfig:
     model: str | None = None
     num_speculative_tokens: int = _DEFAULT_NUM_TOKENS
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
+    enable_adaptive_verification: bool = False
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     rejection_sample_method: str = "strict"
@@ -78,6 +83,8 @@ class SpeculativeConfig:
             )
         if self.num_speculative_tokens_per_batch_size is not None:
             validate_schedule(self.num_speculative_tokens_per_batch_size)
+        if not isinstance(self.enable_adaptive_verification, bool):
+            raise InvalidArgumentError(f"enable_adaptive_verification is {self.enable_adaptive_verification!r}, but must be true or false")
         if self.draft_sample_method not in ("probabilistic", "greedy"):
             raise InvalidArgumentError(f"draft_sample_method is {self.draft_sample_method!r}, but must be probabilistic or greedy")
         if self.max_model_len is not None:
@@ -88,9 +95,9 @@ class SpeculativeConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
         """Builds from a mapping as users write it; unknown keys are refused with the nearest valid name.
 
-        Keys may use dashes, and null stands for the default (for method: no drafting). Without a method, a model means draft_model. One
-        lookup bound alone sets both. rejection_sample_method standard is strict. synthetic_acceptance_rate r, the mean rate over the
-        K positions, stands for synthetic_acceptance_length 1 + r x K.
+        Keys may use dashes, and null stands for the default (for method: no drafting). Without a method, a model means draft_model, unless its
+        folder holds the checkpoint of something else. One lookup bound alone sets both. rejection_sample_method standard is strict.
+        synthetic_acceptance_rate r, the mean rate over the K positions, stands for synthetic_acceptance_length 1 + r x K.
         """
         normal = _normal_keys(values)
         normal = {key: value for key, value in normal.items() if value is not None or key == "method"}
@@ -99,8 +106,8 @@ class SpeculativeConfig:
                 normal[key] = tuple(tuple(item) if isinstance(item, list) else item for item in normal[key])
         if normal.get("rejection_sample_method") in list(_REJECTION_ALIASES):
             normal["rejection_sample_method"] = _REJECTION_ALIASES[normal["rejection_sample_method"]]
-        if normal.get("model") and "method" not in normal:
-            normal["method"] = "ngram" if normal["model"] in ("ngram", "[ngram]") else "draft_model"
+        if isinstance(normal.get("model"), str) and normal["model"] and "method" not in normal:
+            normal["method"] = _inferred_method(normal["model"])
         lookup = [normal[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal]
         if len(lookup) == 1:
             normal |= {"prompt_lookup_min": lookup[0], "prompt_lookup_max": lookup[0]}
@@ -206,12 +213,25 @@ def _normal_keys(values: Any) -> dict[str, Any]:
         key = str(given).replace("-", "_")
         if key in normal:
             raise InvalidArgumentError(f"speculative_config has the key {key!r} twice, with dashes and with underscores; remove one")
+        if key in FOREIGN_KEYS:
+            check_foreign_key(key, value)
+            continue
         if key not in known and key != MEAN_RATE:
             near = difflib.get_close_matches(key, known, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
             raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
         normal[key] = value
     return normal
+
+
+def _inferred_method(model: str) -> str:
+    method = infer_method(model)
+    if method not in METHODS:
+        raise UnsupportedError(
+            f"model {model!r} is a checkpoint for drafting with {method}, by its config.json, which is not built; name another model, "
+            "or the method that it shall run with"
+        )
+    return method
 
 
 def _length_of_mean_rate(values: Mapping[str, Any]) -> float:

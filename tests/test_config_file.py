@@ -135,6 +135,7 @@ def test_speculation_is_overridden_by_key(lower: dict[str, Any], upper: dict[str
             "speculative_config: {metod: ngram}",
             ["specwire.yaml:1: speculative_config.metod is an unknown key; did you mean method?"],
         ),
+        ("speculative_config: {metod: ngram}\nverifier: {speculative_config: {temp: 1}}", ["did you mean method?", "temp is an unknown key"]),
         ("up: {ports: 1}", ["up.ports is an unknown key; did you mean port?"]),
         (
             "verifier:\n  max_num_seqs: 3\ndrafter: {}\nverifier: {}\n",
@@ -212,6 +213,13 @@ def test_what_can_not_be_read_is_named_with_its_line(write: Any, text: str | byt
         (
             "speculative_config:\n  rejection_sample_method: synthetic\n  synthetic_acceptance_rates: [0.5]\n",
             ["specwire.yaml:3: speculative_config.synthetic_acceptance_rates has 1 entries, but num_speculative_tokens is 5"],
+        ),
+        (
+            "speculative_config:\n  draft_tensor_parallel_size: 2\n  tensor_parallel_size: 2\n  parallel_drafting: false\n",
+            [
+                "specwire.yaml:2: speculative_config.draft_tensor_parallel_size is 2, but that is not built; a drafter runs on one device",
+                "specwire.yaml:3: speculative_config.tensor_parallel_size is 2, but there is no such key here; that of drafts would be",
+            ],
         ),
         (
             "verifier:\n  speculative_config: {method: draft_model}\n",

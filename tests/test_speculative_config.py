@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig, check_rates
+from specwire.speculative_keys import FOREIGN_KEYS
 
 
 def test_defaults() -> None:
@@ -23,6 +25,7 @@ FULL = {
     "model": "draft-folder",
     "num_speculative_tokens": 3,
     "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 8, 0]],
+    "enable_adaptive_verification": True,
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 3,
     "rejection_sample_method": "synthetic",
@@ -112,8 +115,9 @@ SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3
     [
         ({"num_speculative_token": 3}, ["'num_speculative_token'", "did you mean 'num_speculative_tokens'"]),
         ({"prompt-lookup-maximum": 3}, ["'prompt_lookup_maximum'", "did you mean 'prompt_lookup_max'"]),
-        ({"temperature": 0.5}, ["'temperature'", "known keys are method, model"]),
-        ({"enable_adaptive_verification": False}, ["'enable_adaptive_verification'"]),
+        ({"xyz": 0.5}, ["'xyz'", "known keys are method, model"]),
+        ({"enable_adaptive_verification": 1}, ["enable_adaptive_verification is 1", "true or false"]),
+        ({"enable_adaptive_verifcation": True}, ["'enable_adaptive_verifcation'", "did you mean 'enable_adaptive_verification'"]),
         ({"draft-sample-method": "greedy", "draft_sample_method": "greedy"}, ["'draft_sample_method' twice"]),
         ({"method": "ngrm"}, ["method is 'ngrm'", "ngram, draft_model", "null"]),
         ({"method": ["ngram"]}, ["method is ['ngram']"]),
@@ -166,6 +170,77 @@ def test_bad_values_are_refused_by_name(values: dict, messages: list[str]) -> No
         SpeculativeConfig.from_dict(values)
     for message in messages:
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "messages"),
+    [
+        ({"tensor_parallel_size": 1}, InvalidArgumentError, ["tensor_parallel_size is 1", "'draft_tensor_parallel_size'"]),
+        ({"draft-tensor-parallel-size": 2}, UnsupportedError, ["draft_tensor_parallel_size is 2", "not built", "start more drafters"]),
+        ({"draft_tensor_parallel_size": True}, UnsupportedError, ["draft_tensor_parallel_size is True"]),
+        ({"temperature": 0.5}, InvalidArgumentError, ["temperature is 0.5", "sampling parameters of a request"]),
+        ({"disable_by_batch_size": 8}, InvalidArgumentError, ["'num_speculative_tokens_per_batch_size'"]),
+        ({"parallel_drafting": True}, UnsupportedError, ["parallel_drafting is True", "not built"]),
+        ({"enforce_eager": True}, InvalidArgumentError, ["use_cuda_graphs"]),
+        ({"attention_backend": "flash_attn"}, InvalidArgumentError, ["attention_backend is 'flash_attn'"]),
+        ({"suffix_decoding_max_tree_depth": 8}, UnsupportedError, ["method suffix is not built"]),
+        ({"target_model_config": {}}, InvalidArgumentError, ["made of other keys"]),
+        ({"posterior_alpha": [0.3]}, InvalidArgumentError, ["accepted only where the text stays"]),
+    ],
+)
+def test_keys_of_other_systems_are_refused_with_what_to_do_instead(values: dict, error: type[SpecwireError], messages: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        SpeculativeConfig.from_dict(values)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*((key, neutral) for key, foreign in FOREIGN_KEYS.items() for neutral in (None, *foreign.neutral)), ("suffix_decoding_max_spec_factor", 1)],
+)
+def test_keys_of_other_systems_that_ask_for_nothing_are_taken(key: str, value: object) -> None:
+    assert SpeculativeConfig.from_dict({key: value}) == SpeculativeConfig()
+
+
+def test_no_key_is_ours_and_foreign() -> None:
+    assert not FOREIGN_KEYS.keys() & {field.name for field in dataclasses.fields(SpeculativeConfig)}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "method"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, None),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
+        ({"architectures": ["EAGLEModel"]}, "eagle"),
+        ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}, "eagle3"),
+        ({"architectures": ["DFlashDraftModel"]}, "dflash"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
+        ({"model_type": "medusa"}, "medusa"),
+        ({"model_type": "mlp_speculator"}, "mlp_speculator"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
+        ({"architectures": ["DeepSeekMTPModel"]}, "mtp"),
+        ({"model_type": "qwen3_next_mtp"}, "mtp"),
+        ({"architectures": "LlamaForCausalLMEagle3"}, None),  # no list: nothing is known
+        ([], None),
+    ],
+)
+def test_the_method_follows_from_the_checkpoint_but_never_against_an_explicit_one(tmp_path: Path, checkpoint: object, method: str | None) -> None:
+    folder = tmp_path / "eagle3-dspark"  # a path says nothing
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(checkpoint))
+    if method is None:
+        assert SpeculativeConfig.from_dict({"model": str(folder)}).method == "draft_model"
+    else:
+        with pytest.raises(UnsupportedError, match=f"model '.*' is a checkpoint for drafting with {method}, .* not built"):
+            SpeculativeConfig.from_dict({"model": str(folder)})
+    assert SpeculativeConfig.from_dict({"model": str(folder), "method": "draft_model"}).method == "draft_model"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_a_checkpoint_that_can_not_be_read_is_left_to_who_loads_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert SpeculativeConfig.from_dict({"model": str(tmp_path)}).method == "draft_model"
 
 
 @pytest.mark.parametrize("method", ["suffix", "eagle", "eagle3", "mtp", "deepseek_mtp", "dflash", "dspark", "medusa", "mlp_speculator", "ngram_gpu"])
