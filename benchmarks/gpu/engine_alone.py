@@ -42,7 +42,7 @@ class Engine:
         self.synchronize()
         self.load_s, self.capture_s = loaded - started, time.perf_counter() - loaded
         params = SamplingParams(temperature=0.0, max_tokens=None)
-        self.sampling = SlotSampling(params, key=1, vocab_size=config.vocab_size, token_ids=[0], num_prompt_tokens=1)
+        self.sampling = SlotSampling(params, key=1, vocab_size=config.vocab_size, token_ids=[0], num_prompt_tokens=1, device=self.model.device)
 
     def synchronize(self) -> None:
         """Returns when the device has nothing left to do."""

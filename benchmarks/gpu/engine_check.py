@@ -165,12 +165,14 @@ class _Rows:
                 runner.open(slot, sequence.sampling)
         num_rows = num_different = 0
         for _ in range(self._sizes.num_rounds):
-            rows = [self._row(slot, sequences[slot], num_drafts) for slot in random.sample(sorted(sequences), random.randint(1, num_slots))]
+            rows = [self._row(slot, sequences[slot], num_drafts) for slot in random.sample(sorted(sequences), random.randint(1, len(sequences)))]
             outputs, *others = [runner.launch(rows).results() for runner in runners]
-            num_different += sum(_differ(mine, theirs) for beside in others for mine, theirs in zip(outputs, beside, strict=True))
-            for row, out in zip(rows, outputs, strict=True):
-                assert not out.is_bad, row
-                self._take(sequences[row.slot], row, out)
+            for row, mine, theirs in zip(rows, outputs, others[0] if others else outputs, strict=True):
+                assert not mine.is_bad, row
+                self._take(sequences[row.slot], row, mine)
+                if _differ(mine, theirs):
+                    num_different += 1
+                    del sequences[row.slot]  # what the two devices' states hold of it is no longer the same
             num_rows += len(rows)
         return num_rows, num_different
 

@@ -1,5 +1,6 @@
 """The services as processes, as `specwire up` starts them: alone, so that one coordinator can follow another at the same verifier."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from specwire.launch import ServiceSpec, Supervisor
 
 _MODULES = {VerifierConfig: "verifier_svc", DrafterConfig: "drafter_svc", CoordinatorConfig: "coordinator"}
 _STARTUP_TIMEOUT_S = 400.0
+_LINE_TIMEOUT_S = 30.0
 Config = VerifierConfig | DrafterConfig | CoordinatorConfig
 
 
@@ -19,9 +21,22 @@ class Log:
 
     started_s: float = field(default_factory=time.monotonic)
     lines: list[tuple[float, str, str]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_for(self, text: str, since: int) -> None:
+        """Returns once one of the lines after the first `since` ones has the text.
+
+        Raises:
+            TimeoutError: not within 30 seconds.
+        """
+        async with asyncio.timeout(_LINE_TIMEOUT_S):
+            while not any(text in line for _, _, line in self.lines[since:]):
+                self.news.clear()
+                await self.news.wait()
 
     def take(self, service: str, line: str) -> None:
         self.lines.append((time.monotonic() - self.started_s, service, line))
+        self.news.set()
         if " INFO " not in line:
             print(f"{service}: {line}", flush=True)
 

@@ -24,7 +24,7 @@ from benchmarks.gpu.stack import TCP, UNIX, Peers, Served, drafter_config, no_dr
 from specwire.engine.models.config import ModelConfig
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"llama8b-unix": 110, "llama8b-tcp": 80, "llama8b-w1": 80, "smollm-unix": 70, "smollm-tcp": 40, "smollm-w1": 40}
+SLICES = {"llama8b-unix": 160, "llama8b-tcp": 105, "llama8b-w1": 105, "smollm-unix": 70, "smollm-tcp": 25, "smollm-w1": 25}
 """The first one of a model also pays for starting it."""
 _MODELS = {"llama8b": ("llama-8b", LLAMA_8B), "smollm": ("smollm2-135m", SMOLLM2_135M)}
 _VARIANTS = {"unix": (UNIX, 2), "tcp": (TCP, 2), "w1": (UNIX, 1)}

@@ -129,12 +129,11 @@ async def serve_coordinator(
         trace_max_steps=MAX_TRACED_STEPS,
         speculative_config=speculative,
     )
+    num_lines = len(peers.log.lines)
     async with running(dataclasses.replace(config, **fields), log=peers.log), rpc.open_channel(own) as channel, AsyncClient(own) as client:
         await client.wait_ready()
         served = Served(peers, channel, client)
-        await served.generate(1, 2)
-        status = await served.status()
-        assert all(drafter.is_connected for drafter in status.drafters), f"the drafter is not connected: {status.drafters}"
+        await peers.log.wait_for(f"drafter {config.drafters[0]} is there", num_lines)
         yield served
 
 

@@ -47,7 +47,7 @@ def test_draft(tmp_path: Path) -> None:
 
 
 def test_engine(tmp_path: Path) -> None:
-    names = ["check-processed", "check-synthetic", "smollm", "prefill"]
+    names = ["noise", "check-processed", "check-synthetic", "smollm", "prefill"]
     engine.main([*TINY, "--out", str(tmp_path), "--only", *names, "--concurrency", "2"])
     for name in names:
         results(tmp_path, f"engine-{name}")
