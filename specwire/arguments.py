@@ -48,6 +48,10 @@ def speculative_flag(keys: Mapping[str, Any]) -> Settings:
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage text."""
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse takes a value for the end of the flags if it is two dashes, even behind an equals sign.
+        return self._get_value(action, "--") if arg_strings == ["--"] and action.option_strings else super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the flags)\n")
 

@@ -6,8 +6,9 @@ import reprlib
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from specwire.addresses import check_address
 from specwire.client.prompts import BatchItem, Prompt
-from specwire.config import MAX_MESSAGE_MB, check_address
+from specwire.config import MAX_MESSAGE_MB
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 from specwire.tls import TlsOptions
