@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -27,6 +28,10 @@ class Download:
     logprob_ids: torch.Tensor  # [L, MAX_LOGPROBS] int32
 
 
+_new_tokens = partial(tuple.__new__, SegmentTokens)
+"""`SegmentTokens._make`, four times as fast."""
+
+
 class Round:
     """A round on its way. Its buffers are used again after `results` was called.
 
@@ -35,7 +40,7 @@ class Round:
         download: its copy is the last thing in the stream.
         reporting: rows whose log-probabilities arrive too -> (their first row of logits, how many of the likeliest tokens).
         outside: results of rows that no kernel sampled, by row.
-        is_plain: whether all rows sample one token and report nothing.
+        is_plain: whether all rows sample, on the device, and report nothing but tokens.
         device: where it runs.
     """
 
@@ -72,9 +77,12 @@ class Round:
         numbers = self._download.results[: len(self._rows)].numpy()
         rows = self._rows
         if self._is_plain and not numbers[:, 0].any():
-            return list(map(SegmentTokens._make, zip(repeat(0), zip(numbers[:, 1].tolist()), repeat(False), repeat(None), repeat(None))))
-        width = 2 + max(row.num_drafts for row in rows)
-        return [self._result(index, row, of_row) for index, (row, of_row) in enumerate(zip(rows, numbers[:, :width].tolist(), strict=True))]
+            # All in C: the event loop of a full batch waits for this.
+            return list(map(_new_tokens, zip(repeat(0), zip(numbers[:, 1].tolist()), repeat(False), repeat(None), repeat(None))))
+        by_row = numbers[:, : 2 + max(row.num_drafts for row in rows)].tolist()
+        if self._is_plain and numbers[:, 0].min() >= 0:
+            return [_new_tokens((of_row[0], tuple(of_row[1 : 2 + of_row[0]]), False, None, None)) for of_row in by_row]
+        return [self._result(index, row, of_row) for index, (row, of_row) in enumerate(zip(rows, by_row, strict=True))]
 
     def _result(self, index: int, row: RoundRow, numbers: Sequence[int]) -> SegmentTokens:
         first = numbers[0]

@@ -156,7 +156,7 @@ class RoundRunner:
             download.logprobs[: starts[-1]].copy_(inputs.logprobs[: starts[-1]], non_blocking=True)
             download.logprob_ids[: starts[-1]].copy_(inputs.logprob_ids[: starts[-1]], non_blocking=True)
         reporting = {index: (starts[index], _num_top(rows[index].sampling)) for index in sent.reporting}
-        is_plain = sent.num_sampling == len(rows) == sent.num_logit_rows and not sent.on_host and not sent.reporting
+        is_plain = sent.num_sampling == len(rows) and not sent.on_host and not sent.reporting
         started = self._rounds[buffer] = Round(rows, download, reporting, outside, is_plain, self._device)
         return started
 

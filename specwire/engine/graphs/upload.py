@@ -118,18 +118,21 @@ class Uploads:
         array, end = self._arrays[buffer], HEADER + len(rows) * ROW
         records = array[HEADER:end].reshape(-1, ROW)
         token_ids, tables = self._pack_rows(records, rows) if rows else ((), ())
-        tokens = list(chain.from_iterable(token_ids))
         changes = self._changes(records[:, 0], tables)
-        array[:HEADER] = len(rows), len(self._opens), sum(map(len, changes)) // CHANGE, len(tokens)
-        for part in (*self._opens.values(), *changes, tokens):
+        num_tokens = int(records[:, 1].sum())
+        array[:HEADER] = len(rows), len(self._opens), sum(map(len, changes)) // CHANGE, num_tokens
+        for part in (*self._opens.values(), *changes):
             array[end : end + len(part)] = part
             end += len(part)
         self._opens.clear()
+        array[end : end + num_tokens] = np.fromiter(chain.from_iterable(token_ids), np.int32, num_tokens)
+        end += num_tokens
         self.on_device[:end].copy_(self._buffers[buffer][:end], non_blocking=True)
         samples = (records[:, 4] & SAMPLES) != 0
         flags = self._flags[records[:, 0]] * samples
         on_host, reporting = ((flags & flag).nonzero()[0].tolist() for flag in (ON_HOST, REPORTS))
-        return SentRound(end, len(tokens), int(records[:, 3].sum()), int(samples.sum()), int(records[:, 1].max(initial=0)), on_host, reporting)
+        longest, num_logit_rows = int(records[:, 1].max(initial=0)), int(records[:, 3].sum())
+        return SentRound(end, num_tokens, num_logit_rows, int(np.count_nonzero(samples)), longest, on_host, reporting)
 
     def _pack_rows(self, records: np.ndarray, rows: Sequence[RoundRow]) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
         """Writes the rows' records [R, ROW]; returns their token ids and block tables."""
@@ -144,13 +147,12 @@ class Uploads:
         return token_ids, tables
 
     def _check(self, slots: np.ndarray, query_lens: np.ndarray, starts: np.ndarray, drafts: np.ndarray, flags: np.ndarray) -> None:
-        assert len(np.unique(slots)) == len(slots), f"rows of one slot: {slots.tolist()}"
-        assert starts.min() >= 0, f"positions {starts.tolist()}"
-        limits = np.minimum(query_lens - 1, self._limits.max_num_draft_tokens)
-        assert ((drafts >= 0) & (drafts <= limits)).all(), f"{drafts.tolist()} drafts among {query_lens.tolist()} tokens"
-        ahead = (flags & FROM_DEVICE) != 0
-        assert (query_lens[ahead] == 1).all(), f"{query_lens.tolist()} tokens, from the device {ahead.tolist()}: only a row's first one can be"
-        assert not drafts[(flags & SAMPLES) == 0].any(), f"{drafts.tolist()} drafts, flags {flags.tolist()}: a row that does not sample has none"
+        assert len(set(slots.tolist())) == len(slots), f"several rows of one slot: {slots.tolist()}"
+        wrong = (drafts < 0) | (drafts > np.minimum(query_lens - 1, self._limits.max_num_draft_tokens)) | (starts < 0)
+        wrong |= ((flags & FROM_DEVICE) != 0) & (query_lens > 1)  # only a row's first token can be from the device
+        wrong |= ((flags & SAMPLES) == 0) & (drafts > 0)
+        columns = (slots, query_lens, starts, drafts, flags)
+        assert not wrong.any(), f"slot, tokens, position, drafts, flags of bad rows: {[column[wrong].tolist() for column in columns]}"
 
     def _changes(self, slots: np.ndarray, tables: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """What the device does not have of the block tables, CHANGE numbers an entry."""

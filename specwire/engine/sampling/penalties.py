@@ -20,19 +20,24 @@ class TokenCounts:
 
     def __init__(self, counts: Mapping[int, int], device: torch.device | str) -> None:
         unused = [0] * max(_SPARE_CAPACITY, len(counts))
+        self._added: list[int] = []
         self._column = {token_id: column for column, token_id in enumerate(counts)}
         self._token_ids = torch.tensor([*counts, *unused], dtype=torch.int64, device=device)
         self._counts = torch.tensor([*counts.values(), *unused], dtype=torch.float32, device=device)
 
     def add(self, token_ids: Iterable[int]) -> None:
-        """Count generated tokens."""
-        for token_id in token_ids:
+        """Count generated tokens. Cheap: where a device counts for itself, nobody ever asks for the result."""
+        self._added.extend(token_ids)
+
+    def _count_added(self) -> None:
+        for token_id in self._added:
             column = self._column.setdefault(token_id, len(self._column))
             if column == len(self._counts):
                 self._token_ids = torch.cat([self._token_ids, torch.zeros_like(self._token_ids)])
                 self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
             self._token_ids[column] = token_id
             self._counts[column] += 1
+        self._added.clear()
 
     def with_drafts(self, draft_ids: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Counts at each row of a segment, whose row j comes after the first j drafts.
@@ -40,6 +45,7 @@ class TokenCounts:
         Returns:
             token_ids [n] int64: seen, or among the drafts; counts [1 + num_drafts, n] float32; is_seen [1 + num_drafts, n] bool.
         """
+        self._count_added()
         num_seen = len(self._column)
         new_ids = [token_id for token_id in dict.fromkeys(draft_ids) if token_id not in self._column]
         column = {token_id: num_seen + i for i, token_id in enumerate(new_ids)}
