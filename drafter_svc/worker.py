@@ -115,6 +115,7 @@ class Worker:
             self.metrics.watch_passes(method.counts)
             if self._cost_budget_s:
                 self.profile = measure_draft_cost(method, self._cost_budget_s, chunk=self._chunk, context_len=self._profile_context_len)
+                method.counts.reset()
         except Exception as error:
             self.ready.set_exception(error)
             return

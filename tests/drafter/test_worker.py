@@ -9,6 +9,7 @@ import pytest
 from drafter_svc.method import Ask, Drafts
 from drafter_svc.session import Session
 from drafter_svc.worker import Worker
+from specwire.engine.counts import PassCounts
 from specwire.errors import InternalError, InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.messages import DraftCommit, DraftResult, DraftRound, DraftRow, RowStatus
 from tests.drafter.helpers import ScriptedMethod, open_request
@@ -236,4 +237,22 @@ def test_what_keeps_the_method_from_being_made_is_told() -> None:
     worker.start()
     with pytest.raises(UnavailableError, match="no such model"):
         worker.ready.result(10)
+    assert worker.stop(10)
+
+
+def test_what_was_run_to_measure_is_not_counted() -> None:
+    method = ScriptedMethod(max_num_seqs=1)
+    propose = method.propose
+
+    def count(asks: Sequence[Ask]) -> list[Drafts]:
+        method.counts.num_eager_passes += 1
+        return propose(asks)
+
+    method.propose = count  # type: ignore[method-assign]
+    worker = Worker(lambda: method, max_num_seqs=1, chunk=32, cost_budget_s=0.01)
+    worker.start()
+    assert worker.ready.result(10) is method
+    assert worker.profile.costs
+    assert method.batches
+    assert method.counts == PassCounts()
     assert worker.stop(10)
