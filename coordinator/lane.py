@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError, UnavailableError
 from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
 from specwire.policy.cost import verify_ms
+from specwire.policy.schedule import SteadySchedule
 
 from .answer_watch import AnswerWatch
 from .backoff import Backoff
@@ -67,7 +68,7 @@ class Lane:
         self.closes: list[SlotRef] = []
         self.may_pin = False
         self.max_num_batched_tokens = 0
-        self.schedule: tuple[int, ...] = ()
+        self.schedule = SteadySchedule(())
         self.num_speculative_tokens = 0
         self.vocab_size = 0
         self.block_size = 1
@@ -233,7 +234,7 @@ class Lane:
         engine = self.admission.description
         assert engine is not None, "an accepted verifier gives the engine its description"
         self.max_num_batched_tokens = engine.max_num_batched_tokens
-        self.schedule = engine.schedule
+        self.schedule = SteadySchedule(engine.schedule, self.admission.config.schedule_hysteresis_steps)
         self.num_speculative_tokens = engine.num_speculative_tokens
         self.vocab_size = engine.vocab_size
         self.block_size = description.block_size or 1

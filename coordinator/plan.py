@@ -63,7 +63,7 @@ def make_plan(lane: "Lane") -> Plan | None:
     if lane.may_pin:
         lane.pin_sequences()
     decodes, prefills = _candidates(lane)
-    num_batched_tokens, k = lane.max_num_batched_tokens, lane.schedule[max(1, len(decodes))]
+    num_batched_tokens, k = lane.max_num_batched_tokens, lane.schedule.choose(max(1, len(decodes)), lane.next_round)
     if decodes:
         reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
         k = max(0, min(k, (num_batched_tokens - reserve) // len(decodes) - 1))

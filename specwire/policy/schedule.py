@@ -80,14 +80,17 @@ class SteadySchedule:
         self._num_steps = num_steps
         self._current = -1
         self._num_others = 0
+        self._step = -1
 
-    def choose(self, batch_size: int) -> int:
-        """K of the next step, which samples for so many sequences: 1 or more."""
+    def choose(self, batch_size: int, step: int) -> int:
+        """K of a step, which samples for so many sequences: 1 or more. Its number says whether it is a further one: plans may come to nothing."""
         wanted = self._table[batch_size]
         if wanted == self._current:
             self._num_others = 0
             return wanted
-        self._num_others += 1
+        if step != self._step:
+            self._step = step
+            self._num_others += 1
         if self._current < 0 or self._num_others > self._num_steps:
             self._current, self._num_others = wanted, 0
         return self._current

@@ -71,6 +71,27 @@ async def test_k_by_the_number_that_samples() -> None:
             request.handle.cancel()
 
 
+@pytest.mark.parametrize("num_steps", [0, 3])
+async def test_k_is_steady_beside_a_stream_of_short_requests(num_steps: int) -> None:
+    """Four sequences decode, and a fifth one samples now and then: one token, by a chunk and a decode row."""
+    script = VerifierScript(delay_s=0.001)
+    schedule = [[1, 4, 2], [5, 16, 0]]
+    async with Cluster([script], [DrafterScript()], schedule=schedule, schedule_hysteresis_steps=num_steps, min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        requests = [cluster.submit(PROMPT, seed=seed, max_tokens=400) for seed in range(4)]
+        await cluster.until(lambda: all(len(request.sink.choices[0].token_ids) > 3 for request in requests))
+        rounds = cluster.verifiers[0].received
+        rounds.clear()
+        for seed in range(10):
+            await cluster.submit([20 + seed] * 5, seed=seed, max_tokens=2).check()
+        assert any(row.draft_tokens for message in rounds for row in message.rows)
+        with_five = [message for message in rounds if sum(not row.token_budget for row in message.rows) == 5]
+        assert len(with_five) >= 10
+        assert any(row.draft_tokens for message in with_five for row in message.rows) == (num_steps > 0)
+        for request in requests:
+            request.handle.cancel()
+
+
 async def test_rows_follow_tokens_in_flight() -> None:
     """Without drafts, all rounds but the first few name the round that samples their first token, two are under way at once."""
     async with Cluster(max_outstanding_rounds=2) as cluster:

@@ -156,7 +156,7 @@ def test_gaps_are_explained(schedule: list[list[int]] | None, reasons: list[str]
 
 def steps(batch_sizes: list[int], num_steps: int) -> list[int]:
     schedule = SteadySchedule(dense_schedule([[1, 4, 2], [5, 16, 0]], 3, 16), num_steps)
-    return [schedule.choose(size) for size in batch_sizes]
+    return [schedule.choose(size, step) for step, size in enumerate(batch_sizes)]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,11 @@ def steps(batch_sizes: list[int], num_steps: int) -> list[int]:
 )
 def test_k_changes_once_the_table_has_said_so_for_some_steps(batch_sizes: list[int], num_steps: int, expected: list[int]) -> None:
     assert steps(batch_sizes, num_steps) == expected
+
+
+def test_plans_that_come_to_nothing_do_not_count() -> None:
+    schedule = SteadySchedule(dense_schedule([[1, 4, 2], [5, 16, 0]], 3, 16), 2)
+    assert [schedule.choose(size, step) for size, step in ((4, 7), (5, 8), (5, 8), (5, 8), (5, 9), (5, 9), (5, 10))] == [2] * 6 + [0]
 
 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=60), st.integers(0, 5))
