@@ -36,7 +36,7 @@ def verify_conversation(sampling: SamplingParams) -> list[Message]:
 
     def launch(rows: list, **fields: Any) -> list[list[int]]:
         parts.append(rounds.build(rows, **fields))
-        return [row.token_ids for row in rounds.verifier.launch(parts[-1]).rows]
+        return [row.token_ids for row in rounds.finish(rounds.verifier.launch(parts[-1])).rows]
 
     opens = [open_message(0, first, sampling), open_message(1, second, sampling)]
     got = launch([prefill(0, 16), prefill(1, 3)], opens=opens)
