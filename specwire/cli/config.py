@@ -26,6 +26,7 @@ from specwire.console import make_console
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
+from specwire.policy.effective import effective_speculation
 from specwire.policy.schedule import describe_gaps
 
 _WIDTH = 140  # columns of tables where there is no terminal
@@ -128,6 +129,10 @@ def as_object(effective: Effective) -> dict[str, Any]:
         "drafters": [{"count": count, **_settings_object(resolved)} for count, resolved in effective.drafters],
         "up_starts": {spec.name: spec.arguments[1:] for group in effective.stack.groups() for spec in group},
         "schedule": effective.engine.schedule_ranges,
+        "speculation": [
+            dataclasses.asdict(setting)
+            for setting in effective_speculation(effective.stack.coordinator, effective.engine, effective.sections["coordinator"].origins)
+        ],
         "clipped": effective.clipped,
     }
 

@@ -181,6 +181,11 @@ def test_show_says_what_is_clipped_and_why() -> None:
         "drafter 2: its K is 6 and the coordinator's 4, so that it drafts at most 4",
     ]
     assert [(entry["count"], entry["speculative_config.method"]["value"]) for entry in effective["drafters"]] == [(2, "ngram"), (1, "draft_model")]
+    speculation = {setting["key"]: setting for setting in effective["speculation"]}
+    schedule = speculation["num_speculative_tokens_per_batch_size"]
+    assert (schedule["value"], len(schedule["reasons"])) == ([[1, 7, 4], [8, 16, 2]], 4)
+    k = speculation["num_speculative_tokens"]
+    assert (k["value"], k["configured"], k["source"], k["reasons"]) == (4, 4, "specwire.yaml:2", [])
     assert shown("--set", "up.drafters=0")["schedule"] == [[1, 16, 0]]
     assert shown("--set", "speculative_config.num_speculative_tokens_per_batch_size=[[1, 99, 3]]")["schedule"] == [[1, 16, 3]]
 
