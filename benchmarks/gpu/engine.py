@@ -6,6 +6,7 @@ The batch is the concurrency: random prompts, greedy, no stop; best of the repea
 import argparse
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,13 +134,20 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(seed)
     is_timed = {"llama8b", "smollm", "prefill", "profile"} & set(options.only) and options.device != "cpu"
     bandwidth = copy_bandwidth() if is_timed else None
+    failed = []
     for name in slices.pending():
-        with slices.open(name) as part:
-            part.note(seed=seed, copy_bytes_per_s=bandwidth)
-            for row in _PARTS[name][1](options):
-                part.add(row)
+        try:
+            with slices.open(name) as part:
+                part.note(seed=seed, copy_bytes_per_s=bandwidth)
+                for row in _PARTS[name][1](options):
+                    part.add(row)
+        except AssertionError:  # the other slices are worth the machine's time
+            traceback.print_exc()
+            failed.append(name)
         if options.device != "cpu":
             torch.cuda.empty_cache()
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

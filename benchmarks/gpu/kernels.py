@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.attention_cases import LLAMA_1B, LLAMA_8B, SMOLLM2_135M, Batch, Shape, random_cache
+from benchmarks.gpu.row_sampling import time_rows
 from benchmarks.gpu.slices import Slices, make_parser
 from benchmarks.gpu.timing import copy_bandwidth, graph_us, num_sets, relative_error
 from specwire.engine.kernels import gumbel_argmax, gumbel_argmax_torch, layer_ops, layer_ops_torch
@@ -250,6 +251,7 @@ _PARTS = {
     "prefill": (10, time_prefill),
     "layer-ops": (10, time_layer_ops),
     "sampling": (10, time_sampling),
+    "row-sampling": (25, time_rows),
     "sweep": (40, sweep_attention),
     "sweep-prefill": (20, sweep_prefill),
 }

@@ -106,6 +106,8 @@ def main(arguments: list[str] | None = None) -> None:
         names = [name for name in pending if name.startswith(f"{model}-")]
         if names:
             uvloop.run(measure_model(slices, model, names, sizes, TINY if options.tiny else config, options.device))
+            gc.unfreeze()
+            gc.collect()
             torch.cuda.empty_cache()
 
 

@@ -70,7 +70,7 @@ class Slices:
             "command": describe_command(benchmark, arguments),
             "machine": describe_machine() | (_describe_gpu() if options.device != "cpu" else {}),
             "versions": versions | {"triton": _version("triton"), "specwire": options.commit or versions["specwire"]},
-            "settings": {name: value for name, value in vars(options).items() if name not in ("only", "again", "out", "commit")},
+            "settings": {name: _without_folder(value) for name, value in vars(options).items() if name not in ("only", "again", "out", "commit")},
         }
 
     def pending(self) -> list[str]:
@@ -143,7 +143,12 @@ def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def describe_command(benchmark: str, arguments: Sequence[str]) -> str:
     """The command line; of paths outside the checkout only the name."""
-    return shlex.join(["python", "-m", f"benchmarks.gpu.{benchmark}", *(re.sub(r"(^|=)/.*/", r"\1", argument) for argument in arguments)])
+    return shlex.join(["python", "-m", f"benchmarks.gpu.{benchmark}", *map(_without_folder, arguments)])
+
+
+def _without_folder(value: Any) -> Any:
+    """What a setting or an argument is, but for the folder of an absolute path."""
+    return re.sub(r"(^|=)/.*/", r"\1", value) if isinstance(value, str) else value
 
 
 def _describe_gpu() -> dict[str, str]:
