@@ -135,32 +135,32 @@ class DraftModel:
 
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         """One forward pass a draft position over all sequences that get that many; the first also computes what was committed since."""
-        limits = [self._reserve(ask) for ask in asks]
-        rows = [(ask.seq_id, limit) for ask, limit in zip(asks, limits, strict=True) if not isinstance(limit, RowStatus) and limit]
-        drafts = iter(self._draft(rows))
-        return [Drafts(limit) if isinstance(limit, RowStatus) else next(drafts) if limit else Drafts(RowStatus.OK) for limit in limits]
+        plans = [self._plan(ask) for ask in asks]
+        drafts = iter(self._draft([plan for plan in plans if isinstance(plan, DraftRow)]))
+        return [next(drafts) if isinstance(plan, DraftRow) else plan for plan in plans]
 
     def catch_up(self, budget: int) -> int:
         """One chunk, shared among the sequences that are behind. Those without blocks wait until some are free."""
         ready = [seq_id for seq_id in self._behind if self._blocks.reserve(seq_id, self._num_tokens(seq_id))]
         share = max(_MIN_SHARE, budget // len(ready)) if ready else 0
-        chosen: list[tuple[int, int]] = []
+        rows: list[DraftRow] = []
         for seq_id in ready:
+            known, start = self._sequences[seq_id].token_ids, self._blocks.num_final_tokens(seq_id)
             # The last token is computed when drafts are asked for: they need its logits.
-            missing = self._num_tokens(seq_id) - 1 - self._blocks.num_final_tokens(seq_id)
+            missing = len(known) - 1 - start
             num_tokens = min(missing, share, budget)
             if num_tokens <= 0:
                 break
             budget -= num_tokens
-            chosen.append((seq_id, num_tokens))
+            rows.append(DraftRow(seq_id, start, known[start : start + num_tokens], self._blocks.block_table(seq_id)))
             del self._behind[seq_id]
             if num_tokens < missing:
                 self._behind[seq_id] = None
-        if chosen:
-            self._forward.compute([self._row(seq_id, num_tokens) for seq_id, num_tokens in chosen])
-        for seq_id, num_tokens in chosen:
-            self._finalize(seq_id, num_tokens)
-        return sum(num_tokens for _, num_tokens in chosen)
+        if rows:
+            self._forward.compute(rows)
+        for row in rows:
+            self._blocks.finalize(row.slot, row.token_ids)
+        return sum([len(row.token_ids) for row in rows])
 
     def _num_tokens(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].token_ids)
@@ -174,41 +174,36 @@ class DraftModel:
         elif self._num_tokens(seq_id) >= self._max_model_len:
             self._behind.pop(seq_id, None)
 
-    def _reserve(self, ask: Ask) -> int | RowStatus:
-        """How many drafts a sequence gets now, with blocks for them, or why none."""
-        num_tokens = self._num_tokens(ask.seq_id)
+    def _plan(self, ask: Ask) -> DraftRow | Drafts:
+        """What is computed for a sequence now, with blocks for it, or the answer where it gets no drafts."""
+        seq_id, known = ask.seq_id, self._sequences[ask.seq_id].token_ids
+        num_tokens = len(known)
         num_drafts = min(ask.num_drafts, self._max_num_drafts, self._max_model_len - num_tokens)
         if num_drafts <= 0 or num_tokens == 0:
-            return 0
-        if self._num_missing(ask.seq_id) > self._max_inline:
-            starved = self._blocks.num_missing_blocks(ask.seq_id, num_tokens) > self._blocks.num_free_blocks
-            return RowStatus.OUT_OF_BLOCKS if starved else RowStatus.CATCHING_UP
+            return Drafts(RowStatus.OK)
+        num_missing = num_tokens - self._blocks.num_final_tokens(seq_id)
+        if num_missing > self._max_inline:
+            starved = self._blocks.num_missing_blocks(seq_id, num_tokens) > self._blocks.num_free_blocks
+            return Drafts(RowStatus.OUT_OF_BLOCKS if starved else RowStatus.CATCHING_UP)
         # The last draft is never fed, so that it needs no KV.
-        return num_drafts if self._blocks.reserve(ask.seq_id, num_tokens + num_drafts - 1) else RowStatus.OUT_OF_BLOCKS
+        if not self._blocks.reserve(seq_id, num_tokens + num_drafts - 1):
+            return Drafts(RowStatus.OUT_OF_BLOCKS)
+        # Where all tokens have KV the last one is computed again: drafts need what follows it.
+        start = num_tokens - max(num_missing, 1)
+        return DraftRow(seq_id, start, known[start:], self._blocks.block_table(seq_id), num_drafts)
 
-    def _draft(self, asked: Sequence[tuple[int, int]]) -> list[Drafts]:
-        """Drafts for (seq_id, num_drafts > 0) pairs whose blocks are reserved."""
-        results = self._forward.launch([self._row(seq_id, self._num_missing(seq_id), num_drafts) for seq_id, num_drafts in asked])
+    def _draft(self, rows: Sequence[DraftRow]) -> list[Drafts]:
+        results = self._forward.launch(rows)
         # A device is busy with them meanwhile; whatever reads their KV comes after them.
-        for seq_id, _ in asked:
-            self._finalize(seq_id, self._num_missing(seq_id))
-            self._behind.pop(seq_id, None)
+        for row in rows:
+            num_tokens = row.start_position + len(row.token_ids)
+            self._blocks.finalize(row.slot, row.token_ids[self._blocks.num_final_tokens(row.slot) - row.start_position :])
+            self._blocks.set_computed(row.slot, num_tokens + row.num_drafts - 1)
+            self._behind.pop(row.slot, None)
         drafts = results()
-        for (seq_id, num_drafts), (token_ids, _) in zip(asked, drafts, strict=True):
-            self._sequences[seq_id].fed_drafts = token_ids[:-1]
-            self._blocks.set_computed(seq_id, self._num_tokens(seq_id) + num_drafts - 1)
-        return [Drafts(RowStatus.OK, *row) for row in drafts]
-
-    def _row(self, seq_id: int, num_tokens: int, num_drafts: int = 0) -> DraftRow:
-        """The next num_tokens committed tokens without KV. With none left, the last one is computed again: drafts need what follows it."""
-        known, start = self._sequences[seq_id].token_ids, self._blocks.num_final_tokens(seq_id)
-        first = min(start, len(known) - 1)
-        return DraftRow(seq_id, first, known[first : start + num_tokens], self._blocks.block_table(seq_id), num_drafts)
-
-    def _finalize(self, seq_id: int, num_tokens: int) -> None:
-        """KV of the next num_tokens committed tokens is there."""
-        start = self._blocks.num_final_tokens(seq_id)
-        self._blocks.finalize(seq_id, self._sequences[seq_id].token_ids[start : start + num_tokens])
+        for row, (token_ids, _) in zip(rows, drafts, strict=True):
+            self._sequences[row.slot].fed_drafts = token_ids[:-1]
+        return [Drafts(RowStatus.OK, *drafted) for drafted in drafts]
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
