@@ -1,6 +1,7 @@
 """An executor whose rounds arrive when a test says so, as those of a device do."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
@@ -75,3 +76,39 @@ class LateExecutor:
     def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> LateRound:
         self.launched.append(LateRound(self._inner.launch(segments, blocks)))
         return self.launched[-1]
+
+
+class SlowRound:
+    """A round that nobody finds done before somebody has waited for it."""
+
+    def __init__(self, computed: PendingRound, delay_s: float) -> None:
+        self._computed = computed
+        self._delay_s = delay_s
+        self._is_done = False
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def wait(self) -> None:
+        time.sleep(self._delay_s)
+        self._is_done = True
+
+    def results(self) -> list[SegmentTokens]:
+        return self._computed.results()
+
+
+class SlowExecutor(LateExecutor):
+    """Rounds arrive by themselves, after a while. Counts what was launched behind rounds in flight.
+
+    Args:
+        delay_s: that it takes to wait for one.
+    """
+
+    def __init__(self, inner: Executor, delay_s: float) -> None:
+        super().__init__(inner)
+        self.num_from_device = 0
+        self._delay_s = delay_s
+
+    def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> SlowRound:  # type: ignore[override]
+        self.num_from_device += sum(segment.from_device for segment in segments)
+        return SlowRound(self._inner.launch(segments, blocks), self._delay_s)
