@@ -66,7 +66,7 @@ def test_breakdown_wants_every_step() -> None:
 
 
 def test_commands_name_no_folder() -> None:
-    arguments = ["--out", "/tmp/x/out", "--model=/home/someone/models/m.gguf", "--only", "a/b", 'early:{"a": true}']
+    arguments = ["--out", "/tmp/x/out", "--model=/srv/models/m.gguf", "--only", "a/b", 'early:{"a": true}']
     assert describe_command("engine", arguments) == "python -m benchmarks.gpu.engine --out out --model=m.gguf --only a/b 'early:{\"a\": true}'"
 
 
