@@ -59,4 +59,6 @@ def chosen_sizes(options: argparse.Namespace) -> Sizes:
     """As the options have them."""
     sizes = TINY if options.tiny else FULL
     concurrency: Sequence[int] = options.concurrency or sizes.concurrency
-    return replace(sizes, concurrency=tuple(concurrency), num_draft_tokens=options.num_draft_tokens or sizes.num_draft_tokens)
+    num_draft_tokens = options.num_draft_tokens or sizes.num_draft_tokens
+    most = max(sizes.max_num_batched_tokens, max(concurrency) * (num_draft_tokens + 1))
+    return replace(sizes, concurrency=tuple(concurrency), num_draft_tokens=num_draft_tokens, max_num_batched_tokens=most)
