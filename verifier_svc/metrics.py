@@ -90,8 +90,8 @@ class VerifierMetrics:
         num_blocks = 0 if verifier is None else verifier.num_blocks
         for metric, value in (
             (ROUNDS, self.forward.count),
-            (TOKENS, 0 if verifier is None else verifier.counts.num_tokens),
-            (PADDED_TOKENS, 0 if verifier is None else verifier.counts.num_padded_tokens),
+            (TOKENS, 0 if verifier is None else verifier.round_counts.num_tokens),
+            (PADDED_TOKENS, 0 if verifier is None else verifier.round_counts.num_padded_tokens),
             (DRAFT_TOKENS, 0 if verifier is None else verifier.counts.num_draft_tokens),
             (ACCEPTED_TOKENS, 0 if verifier is None else verifier.counts.num_accepted_tokens),
             (PREFIX_TOKENS, 0 if verifier is None else verifier.counts.num_looked_up_tokens),

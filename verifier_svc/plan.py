@@ -36,7 +36,7 @@ class Segment(NamedTuple):
     @property
     def end_position(self) -> int:
         """Behind the last token."""
-        return self.start_position + self.num_tokens
+        return self.start_position + self.num_known + len(self.draft_tokens)
 
 
 def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segment | None:

@@ -20,10 +20,8 @@ _BAD_NUMBERS = "the model's logits are NaN or infinite, or no token was left to 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens since the start, of all sessions."""
+    """Tokens since the start, of all sessions. Those that went through the model the executor counts."""
 
-    num_tokens: int = 0  # through the model
-    num_padded_tokens: int = 0  # the same, with padding
     num_draft_tokens: int = 0  # verified ones
     num_accepted_tokens: int = 0
     num_looked_up_tokens: int = 0  # of opened sequences, in the prefix cache

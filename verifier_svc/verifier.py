@@ -107,8 +107,6 @@ class Verifier:
         # Only now: a slot must not be ahead of a round that could not be started.
         for segment in segments:
             segment.slot.launch(request.round, segment.num_known, len(segment.draft_tokens), samples=segment.samples)
-        self.counts.num_tokens += sum(segment.num_tokens for segment in segments)
-        self.counts.num_padded_tokens += num_padded_tokens
         launched = LaunchedRound(request, planned, pending, num_padded_tokens)
         self._reader.unread.append(launched)
         return launched
