@@ -13,7 +13,8 @@ from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL, default_model_file
 from specwire.engine.gguf import GGUFFile
 from specwire.engine.gguf_convert import hf_name
-from specwire.engine.kernels.packed_linear import Int4Linear, Int8Linear, Q4Weight
+from specwire.engine.kernels.linear import LogitsHead
+from specwire.engine.kernels.packed_linear import DigitLinear, Int4Linear, Int8Linear, Q4Weight
 from specwire.engine.models import weights as module
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import build_decoder, load_model, open_model
@@ -72,6 +73,40 @@ def test_layers_are_near_the_dense_product_whatever_the_number_of_rows(kind, num
     assert error < 0.01, f"relative error {error}"
     for row in range(num_rows):
         assert torch.equal(linear(x[row : row + 1])[0], output[row]), f"row {row} depends on the {num_rows} it is computed with"
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 33])
+def test_8_bit_heads_round_the_weight_and_nothing_else(num_rows):
+    weight = random_weight(100, 576)
+    hidden = random_weight(num_rows, 576, 4) * torch.logspace(-3, 3, num_rows)[:, None]
+    hidden[0, 5] = 0.0
+    weight[:, 3] *= 20  # stays as it is
+    columns = weight.square().mean(0).topk(576 // 16).indices
+    rest = weight.index_fill(1, columns, 0.0)
+    scale = rest.abs().amax(1, keepdim=True) / 127
+    rounded = (rest / scale).round() * scale
+    rounded[:, columns] = weight[:, columns]
+    expected = hidden.double() @ rounded.double().t()
+    head = LogitsHead(weight, DigitLinear(weight))
+    logits = head(hidden)
+    assert logits.dtype == torch.float32
+    error = (logits - expected).abs().amax(1) / hidden.abs().amax(1)
+    assert (error < 576**0.5 * 4 / 2**14).all(), f"in units of the greatest hidden state: {error}"
+    written = torch.full_like(logits, math.nan)
+    head.write(hidden.bfloat16().float(), written)
+    assert torch.equal(written, head(hidden.bfloat16().float()))
+    for row in range(num_rows):
+        assert torch.equal(head(hidden[row : row + 1])[0], logits[row])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_gone_bad_stay_bad_behind_an_8_bit_head(bad):
+    hidden = random_weight(2, 64)
+    hidden[1, 7] = bad
+    logits = DigitLinear(random_weight(32, 64))(hidden)
+    assert logits[0].isfinite().all()
+    assert not logits[1].isfinite().any()
+    assert torch.equal(DigitLinear(random_weight(32, 64))(torch.zeros(1, 64)), torch.zeros(1, 32))
 
 
 def test_shapes_that_the_kernel_does_not_take_are_refused():

@@ -75,12 +75,13 @@ class LogitsHead:
 
     Args:
         weight: [vocab_size, hidden_size].
+        linear: what multiplies float32 rows with the weight instead, with float32 output; for a CPU.
     """
 
     __slots__ = ("_linear", "_weight")
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._linear = DenseLinear(weight.float()) if weight.device.type == "cpu" else None
+    def __init__(self, weight: torch.Tensor, linear: Linear | None = None) -> None:
+        self._linear = linear or (DenseLinear(weight.float()) if weight.device.type == "cpu" else None)
         self._weight = weight
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

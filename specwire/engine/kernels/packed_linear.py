@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specwire.engine.kernels.linear import DenseLinear
 from specwire.errors import UnsupportedError
 
 GROUP_SIZE = 32
@@ -18,6 +19,12 @@ _ROW_BLOCK = 4
 """Rows that the 4-bit kernel computes at once; threads share (blocks of rows) x (blocks of features)."""
 _OUT_MULTIPLE = 16
 """Features of the kernel's smallest block."""
+_BASE = 128
+"""Of the digits of a `DigitLinear`."""
+_LARGEST = _BASE * 127 - 1
+_EXACT_SHARE = 16
+"""One of so many columns of a `DigitLinear` stays float32."""
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ class Int8Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         weight = weight.float()
         # Codes for the scale as it is after rounding.
-        self._scale = (weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127).to(torch.bfloat16)
+        self._scale = (weight.abs().amax(1).clamp(min=_TINY) / 127).to(torch.bfloat16)
         self._codes = (weight / self._scale.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8)
         self._bias = bias
 
@@ -118,6 +125,56 @@ class Int8Linear:
         """See `Linear.__call__`; x is bfloat16."""
         result = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scale)
         return result if self._bias is None else result + self._bias
+
+
+class DigitLinear:
+    """Weights rounded to 8 bits, with a scale for each output feature; float32 in, float32 out.
+
+    The largest columns of the weight stay float32: with them in 8 bits the others' steps would be twice as large, and inputs tend to be
+    large where the weight is (SmolLM2's head: a fifth of the KL divergence without them, docs/performance.md).
+
+    Each number of a row is taken as two digits of 8 bits (15 in all, of the row's greatest number), so that the product is two of
+    integers, which is exact, and which CPUs with VNNI compute at the speed of reading the weight.
+
+    Args:
+        weight: [out_features, in_features].
+    """
+
+    __slots__ = ("_codes", "_columns", "_exact", "_scale")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        weight = weight.float()
+        self._columns = weight.square().mean(0).topk(weight.shape[1] // _EXACT_SHARE).indices
+        self._exact = DenseLinear(weight.index_select(1, self._columns))
+        rest = weight.index_fill(1, self._columns, 0.0)
+        self._scale = rest.abs().amax(1).clamp(min=_TINY) / 127  # [out_features]
+        self._codes = (rest / self._scale[:, None]).round_().to(torch.int8)
+
+    @staticmethod
+    def is_fast() -> bool:
+        """Whether this CPU has the instructions; without them integer products may also saturate."""
+        return bool(torch.cpu._is_vnni_supported())
+
+    @property
+    def plain_weight(self) -> torch.Tensor | None:
+        """See `Linear.plain_weight`."""
+        return None
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """See `Linear.bias`."""
+        return None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear.__call__`; x is float32."""
+        num_rows = len(x)
+        unit = torch.linalg.vector_norm(x, float("inf"), dim=1, keepdim=True).clamp_(min=_TINY) / _LARGEST  # [T, 1]
+        values = (x / unit).round_().to(torch.int16)
+        high = (values + _BASE // 2) >> _BASE.bit_length() - 1
+        digits = torch.cat((high, values - high * _BASE)).to(torch.int8)  # [2 T, in_features]
+        products = torch._int_mm(digits, self._codes.t()).float()
+        result = products[:num_rows].mul_(_BASE).add_(products[num_rows:]).mul_(unit).mul_(self._scale)
+        return result.add_(self._exact(x.index_select(1, self._columns)))
 
 
 def check_shape(shape: Sequence[int]) -> None:

@@ -17,17 +17,3 @@ def weights_hash(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
-
-
-def format_hash(digest: str, weights: str, is_stored: bool) -> str:
-    """The identity of weights that are kept in a format: where it rounds them, not the checkpoint's own.
-
-    Args:
-        digest: of the checkpoint.
-        weights: the format; dense ones (and the empty one) are told apart by their dtype.
-        is_stored: the checkpoint itself has 4 bits.
-    """
-    if weights not in ("int4", "int8"):
-        return digest
-    origin = "stored" if weights == "int4" and is_stored else "rounded"
-    return hashlib.sha256(f"{digest} {weights} {origin}".encode()).hexdigest()

@@ -12,9 +12,9 @@ from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder, LayerWeights
 from specwire.engine.models.dummy import DummySource, dummy_digest
-from specwire.engine.models.hashing import format_hash, weights_hash
+from specwire.engine.models.hashing import weights_hash
 from specwire.engine.models.stored_q4 import StoredQ4
-from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format, make_linear
+from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format, format_hash, make_head_linear, make_linear
 from specwire.errors import InvalidArgumentError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -79,7 +79,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device | str = "c
     source, stored = _SafetensorsSource(folder, device), StoredQ4(folder)
     # A large model's hash takes longer than its loading; both read the same pages.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-hash") as pool:
-        digest = pool.submit(lambda: format_hash(weights_hash(folder), weights, stored.has_layers(config.num_layers)))
+        digest = pool.submit(lambda: format_hash(weights_hash(folder), weights, is_stored=stored.has_layers(config.num_layers)))
         return build_decoder(config, source.read, dtype, device, digest.result, weights, stored)
 
 
@@ -88,7 +88,7 @@ def dummy_model(
 ) -> Decoder:
     """A decoder with made-up weights: same config, seed and std, same weights and same hash, on every device and in every dtype (rounded)."""
     source = DummySource(tensor_shapes(config), dtype, device, seed, std)
-    return build_decoder(config, source.read, dtype, device, lambda: format_hash(dummy_digest(config, seed, std), weights, False), weights)
+    return build_decoder(config, source.read, dtype, device, lambda: format_hash(dummy_digest(config, seed, std), weights, is_stored=False), weights)
 
 
 def build_decoder(
@@ -147,12 +147,13 @@ def build_decoder(
         )
 
     embedding = single("model.embed_tokens.weight")
+    head_weight = embedding if config.tie_word_embeddings else single("lm_head.weight")
     return Decoder(
         config=config,
         embedding=embedding,
         layers=[layer(index) for index in range(config.num_layers)],
         final_norm=single("model.norm.weight"),
-        head=LogitsHead(embedding if config.tie_word_embeddings else single("lm_head.weight")),
+        head=LogitsHead(head_weight, make_head_linear(weights, head_weight)),
         weights_hash=digest(),
     )
 

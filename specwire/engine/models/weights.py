@@ -1,5 +1,6 @@
 """In which numbers a CPU keeps the weights of the linear layers, and which of them is the fastest here."""
 
+import hashlib
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import torch
 
 from specwire.engine.cache_dir import remembered
 from specwire.engine.kernels.linear import DenseLinear, Linear
-from specwire.engine.kernels.packed_linear import Int4Linear, Int8Linear, Q4Weight
+from specwire.engine.kernels.packed_linear import DigitLinear, Int4Linear, Int8Linear, Q4Weight
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import InvalidArgumentError
 
@@ -63,6 +64,21 @@ def check_weights(request: WeightsRequest, device: str) -> None:
         )
 
 
+def format_hash(digest: str, weights: str, *, is_stored: bool) -> str:
+    """The identity of weights that are kept in a format: where it rounds them, not the checkpoint's own.
+
+    Args:
+        digest: of the checkpoint.
+        weights: the format; dense ones (and the empty one) are told apart by their dtype.
+        is_stored: the checkpoint itself has 4 bits.
+    """
+    if weights not in ("int4", "int8"):
+        return digest
+    origin = "stored" if weights == "int4" and is_stored else "rounded"
+    head = "int8" if has_8_bit_head(weights) else "fp32"
+    return hashlib.sha256(f"{digest} {weights} {origin} head {head}".encode()).hexdigest()
+
+
 def choose_format(request: WeightsRequest, config: ModelConfig, device: str, *, has_q4: bool, may_measure: bool) -> str:
     """The format that a model is loaded in, a name of `FORMAT_DTYPES`.
 
@@ -93,6 +109,16 @@ def make_linear(weights: str, read_q4: Callable[[], Q4Weight | None], read: Call
     if weights == "int4":
         return Int4Linear(read_q4() or Q4Weight.rounded(read()), bias)
     return Int8Linear(read(), bias) if weights == "int8" else DenseLinear(read(), bias)
+
+
+def make_head_linear(weights: str, weight: torch.Tensor) -> Linear | None:
+    """What multiplies with the vocabulary's weight where the layers have few bits: 8 bits, if this CPU is made for them; None = float32."""
+    return DigitLinear(weight) if has_8_bit_head(weights) else None
+
+
+def has_8_bit_head(weights: str) -> bool:
+    """Whether the head of a model in this format is rounded to 8 bits here."""
+    return weights in ("int4", "int8") and DigitLinear.is_fast()
 
 
 def fastest_format(candidates: Sequence[str], config: ModelConfig, num_rows: int) -> str:
