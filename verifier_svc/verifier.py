@@ -24,6 +24,7 @@ from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, Veri
 from .executor import Executor
 from .launched import LaunchedRound, Unrun
 from .plan import Segment, plan_row
+from .promises import promised_blocks
 from .reader import RoundReader, TokenCounts
 from .slots import Slot, VerifierLimits, open_slot
 
@@ -136,23 +137,7 @@ class Verifier:
 
     def num_promised_blocks(self, queued: Sequence[VerifyRound]) -> int:
         """Most blocks that these rounds, received but not launched, can still take from the free ones."""
-        if not queued:
-            return 0
-        known = {SlotRef(s.slot, s.epoch): (s.num_launched_tokens, s.num_opened_tokens) for s in self._slots.values() if not s.error}
-        num_held = {ref: len(self._blocks.block_table(ref.slot)) for ref in known}
-        num_needed: dict[SlotRef, int] = {}
-        for request in queued:
-            for message in request.opens:
-                ref = SlotRef(message.slot, message.epoch)
-                known[ref], num_held[ref] = (0, len(message.token_ids)), 0
-            for row in request.rows:
-                ref = SlotRef(row.slot, row.epoch)
-                if ref in known:
-                    num_computed, num_opened = known[ref]
-                    num_prefilled = min(num_needed.get(ref, num_computed) + row.token_budget, num_opened)
-                    num_needed[ref] = num_prefilled if row.token_budget else row.base_len + len(row.draft_tokens)
-        block_size = self._blocks.block_size
-        return sum(max(0, -(-num_tokens // block_size) - num_held[ref]) for ref, num_tokens in num_needed.items())
+        return promised_blocks(queued, self._slots.values(), self._blocks) if queued else 0
 
     def check_integrity(self) -> None:
         """Asserts that blocks and slots agree. For tests."""
