@@ -24,7 +24,8 @@ def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> C
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         default = "" if field.name == SPECULATIVE else f" (default {format_value(field.default) or 'none'})"
         text = f"{field.metadata['help']}{default}"
-        parser.add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text)
+        switch: dict[str, Any] = {"nargs": "?", "const": True} if hints[field.name] is bool else {}
+        parser.add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text, **switch)
     given = vars(parser.parse_args(arguments))
     section = kind.__name__.removesuffix("Config").lower()
     try:

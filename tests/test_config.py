@@ -66,6 +66,19 @@ def test_every_field_travels_as_a_flag(kind: type) -> None:
     assert parse_flags(kind, "service", flags(config)) == config
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--skip-tokenizer"], True),
+        (["--skip-tokenizer=false"], False),
+        (["--skip-tokenizer", "true"], True),
+        (["--skip-tokenizer", "--model=m"], True),
+    ],
+)
+def test_a_switch_needs_no_value(arguments: list[str], expected: bool) -> None:
+    assert parse_flags(VerifierConfig, "service", arguments).skip_tokenizer is expected
+
+
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1)
 
 
