@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from specwire.engine.graphs import round_ops_torch, row_ops, row_ops_torch
+from specwire.engine.graphs import filters, round_ops_torch, row_ops, row_ops_torch
 from specwire.engine.graphs.asks import asked_numbers
 from specwire.engine.graphs.slot_tables import write_slot_tables
 from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState
@@ -130,16 +130,16 @@ def test_kernels_equal_the_host(vocab_size, num_rounds):
     run_random_rounds(Device("triton", vocab_size), MIXES, random.Random(6), num_rounds, 6)
 
 
-def filtered(logits: torch.Tensor, filters: list[tuple[float, int, float, float]]) -> tuple[SlotState, RoundInputs]:
+def filtered(logits: torch.Tensor, asked: list[tuple[float, int, float, float]]) -> tuple[SlotState, RoundInputs]:
     """A state and inputs whose rows have these (temperature, top_k, top_p, min_p), each a request of its own."""
-    limits = RoundLimits(len(filters), 0, len(filters), 16)
+    limits = RoundLimits(len(asked), 0, len(asked), 16)
     state, inputs = SlotState.allocate(limits, 16, DEVICE, logits.shape[1]), RoundInputs.allocate(limits, 1, DEVICE)
-    for row, (temperature, top_k, top_p, min_p) in enumerate(filters):
+    for row, (temperature, top_k, top_p, min_p) in enumerate(asked):
         params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = SlotSampling(params, key=1, vocab_size=logits.shape[1], token_ids=[1], num_prompt_tokens=1)
         state.asked[row] = torch.tensor(asked_numbers(sampling))
         inputs.temperatures[row] = temperature
-    index = torch.arange(len(filters), dtype=torch.int32, device=DEVICE)
+    index = torch.arange(len(asked), dtype=torch.int32, device=DEVICE)
     inputs.slots.copy_(index)
     inputs.requests.copy_(index)
     inputs.asks.copy_(state.asked[:, 0])
@@ -148,31 +148,28 @@ def filtered(logits: torch.Tensor, filters: list[tuple[float, int, float, float]
 
 @BACKENDS
 @pytest.mark.parametrize("vocab_size", [37, 5003])
-def test_cuts_among_ties(backend, vocab_size):
-    """Logits of few distinct values: cuts fall among equal ones, and the lowest ids stay."""
-    filters = [
-        (1.0, 5, 1.0, 0.0),
-        (0.7, 0, 0.6, 0.0),
-        (1.0, 0, 1.0, 1.0),
-        (1.3, 9, 0.5, 0.02),
-        (1.0, 1, 0.3, 0.0),
-        (2.0, 0, 0.95, 0.3),
-        (0.1, 30, 0.999, 0.0),
-    ]
+def test_cuts_among_ties(backend, vocab_size, monkeypatch):
+    """Logits of few distinct values: cuts fall among equal ones, and the lowest ids stay. There are more rows than programs."""
+    monkeypatch.setattr(filters, "_PROGRAMS", 4)
+    asked = [
+        (1.0, 5, 1.0, 0.0), (0.7, 0, 0.6, 0.0), (1.0, 0, 1.0, 1.0), (1.3, 9, 0.5, 0.02), (1.0, 1, 0.3, 0.0), (2.0, 0, 0.95, 0.3),
+        (0.1, 30, 0.999, 0.0), (1.0, 20, 1.0, 0.0), (0.2, 20, 0.7, 0.0), (1.0, 30, 1.0, 0.001),
+    ]  # fmt: skip
     generator = torch.Generator().manual_seed(vocab_size)
-    logits = (torch.randn(len(filters), vocab_size, generator=generator) * 2).round()  # zeros of both signs among them
+    logits = (torch.randn(len(asked), vocab_size, generator=generator) * 2).round()  # zeros of both signs among them
     logits[4] = 0.0
     logits[4, ::2] = -0.0
     logits[5, 3:] = -torch.inf
-    state, inputs = filtered(logits, filters)
+    logits[7:] *= 500  # the best 20 lie far apart
+    logits[9, 5:] = -torch.inf  # fewer than top_k
+    state, inputs = filtered(logits, asked)
     ROWS[backend].find_cuts(logits.to(DEVICE), state, inputs)
-    columns = [torch.tensor(column) for column in zip(*filters, strict=True)]
-    temperatures, top_ks, top_ps, min_ps = columns
+    temperatures, top_ks, top_ps, min_ps = (torch.tensor(column) for column in zip(*asked, strict=True))
     top_ks = torch.where(top_ks > 0, top_ks, 2**31)
     support = filtered_support(logits, Filters(temperatures, top_ks, top_ps.double(), min_ps.double()))
     for row, (cut, cut_id) in enumerate(zip(inputs.cut_values.tolist(), inputs.cut_ids.tolist(), strict=True)):
         kept = (logits[row] > cut) | ((logits[row] == cut) & (torch.arange(vocab_size) <= cut_id))
-        assert set(kept.nonzero()[:, 0].tolist()) == set(support.token_ids[row, : support.sizes[row]].tolist()), filters[row]
+        assert set(kept.nonzero()[:, 0].tolist()) == set(support.token_ids[row, : support.sizes[row]].tolist()), asked[row]
 
 
 @BACKENDS
