@@ -95,11 +95,14 @@ def _attend(query: torch.Tensor, kv_cache: torch.Tensor, call: AttentionCall, sc
     rows, queries, positions = call.num_rows, call.num_queries, call.num_positions
     picked = query[call.query_rows] if isinstance(call.query_rows, slice) else query.index_select(0, call.query_rows)
     kv = kv_cache.flatten(0, 1).index_select(0, call.slots).view(rows, positions, 2, num_kv_heads, head_dim)
-    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)  # [S, KV, L, D]
+    key, value = kv.permute(2, 0, 3, 1, 4).unbind()  # [S, KV, L, D]
     if not call.packed:
         heads_first = picked.transpose(0, 1)[None]  # [1, H, Q, D]
         result = F.scaled_dot_product_attention(heads_first, key, value, attn_mask=call.mask, scale=scale, enable_gqa=group > 1)
         return result[0].transpose(0, 1).contiguous()
+    if queries == 1:  # as below, without operators that have nothing to do
+        result = F.scaled_dot_product_attention(picked.view(rows, num_kv_heads, group, head_dim), key, value, attn_mask=call.mask, scale=scale)
+        return result.reshape(rows, num_heads, head_dim)
     packed = picked.view(rows, queries, num_kv_heads, group, head_dim).transpose(1, 2).reshape(rows, num_kv_heads, queries * group, head_dim)
     result = F.scaled_dot_product_attention(packed, key, value, attn_mask=call.mask, scale=scale)  # [S, KV, Q * G, D]
     return result.view(rows, num_kv_heads, queries, group, head_dim).transpose(1, 2).reshape(rows * queries, num_heads, head_dim)

@@ -109,7 +109,7 @@ class Decoder:
                 query_key = torch.cat(
                     (F.rms_norm(query, (head_dim,), layer.q_norm.float(), eps), F.rms_norm(key, (head_dim,), layer.k_norm.float(), eps)), 1
                 )
-            torch.addcmul(query_key * cos, query_key.roll(head_dim // 2, -1), sin, out=qkv[:, :num_rotated])
+            qkv[:, :num_rotated] = (query_key * cos).addcmul_(query_key.roll(head_dim // 2, -1), sin)
             kv_cache.write(layer_kv, batch.slot_mapping, qkv[:, num_heads:])
             attended = ragged_attention(
                 qkv[:, :num_heads], layer_kv, batch.cu_seqlens_q, batch.seq_lens, batch.block_tables, self._scale, plan=batch.attention_plan
