@@ -89,10 +89,7 @@ def cut_row(source, row, asks, temperature, about, vocab_size, values, ids, SEEN
     top_p = tl.load(numbers + 2).to(tl.float32, bitcast=True)
     log_min_p = tl.load(numbers + 3).to(tl.float32, bitcast=True)
 
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    for begin in range(0, vocab_size, BLOCK):
-        best = tl.maximum(best, load_z(source, begin + tl.arange(0, BLOCK), row, asks, about, vocab_size, SEEN, STOP))
-    z_max = tl.max(best, 0)
+    z_max = find_max(source, row, asks, about, vocab_size, SEEN, STOP, BLOCK)
     high = ordered(z_max)
 
     # min-p: the least float32 that is not below the bound.
@@ -122,6 +119,15 @@ def cut_row(source, row, asks, temperature, about, vocab_size, values, ids, SEEN
         low = tl.maximum(low, floor)
         low, low_id = search(values, ids, size, vocab_size, z_max, temperature, low, low_id, high, size, top_p.to(tl.float64) * mass, True, BLOCK)
     return low, low_id
+
+
+@triton.jit
+def find_max(source, row, asks, about, vocab_size, SEEN: tl.constexpr, STOP: tl.constexpr, BLOCK: tl.constexpr):
+    """The row's largest number."""
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for begin in range(0, vocab_size, BLOCK):
+        best = tl.maximum(best, load_z(source, begin + tl.arange(0, BLOCK), row, asks, about, vocab_size, SEEN, STOP))
+    return tl.max(best, 0)
 
 
 @triton.jit

@@ -206,6 +206,17 @@ def test_bad_rows_stay_bad_behind_masks_and_filters(backend):
     assert device.state.last_tokens[4:6].tolist() == [-1, -1]
 
 
+@BACKENDS
+@pytest.mark.parametrize("scale", [0.5, 40])
+def test_logprobs_among_ties_and_far_apart(backend, scale):
+    """The likeliest tokens by rising id where they are equal; also where few lie near the best one."""
+    device = Device(backend, 300)
+    for slot, num in enumerate([20, 3, 0]):
+        device.open(slot, SamplingParams(logprobs=num, logit_bias={7: 5.0}, max_tokens=None), [3, 4], 2, (1.0, 0.0))
+    logits = (torch.randn(5, 300, generator=torch.Generator().manual_seed(3)) * 3).round() * scale
+    device.round({0: [5, 6], 1: [], 2: []}, logits)
+
+
 def test_an_unasked_logprob_is_not_written():
     device = Device("torch", 61)
     device.inputs.logprobs.fill_(77)
