@@ -111,21 +111,21 @@ async def measure(dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
             async with start_transformers(folder, dtype, args.threads) as worker:
                 ours, theirs = await compare(plain, worker, prompts, params, args.rounds)
-            ratio = statistics.median(_ratios(ours, theirs))
-            results.append(_result("plain", dtype, ours, theirs, ratio, "<= 0.8" if dtype == "bfloat16" else ""))
+            ratio = statistics.median(round_ratios(ours, theirs))
+            results.append(result("plain", dtype, ours, theirs, ratio, "<= 0.8" if dtype == "bfloat16" else ""))
         if dtype in args.ngram_dtypes:
             async with serve(dtype, args.threads, num_drafters=1) as ngram:
                 params = SamplingParams(temperature=0.0, max_tokens=args.tokens)
                 for name, promised in (("copy", ">= 1.5"), ("chat", ">= 0.95")):
                     prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in read_prompts(name)]
                     drafted, alone = await compare(ngram, plain, prompts, params, args.rounds)
-                    ratio = statistics.median(_ratios(alone, drafted))
-                    results.append(_result(f"ngram, {name}", dtype, drafted, alone, ratio, promised if dtype == "bfloat16" else ""))
+                    ratio = statistics.median(round_ratios(alone, drafted))
+                    results.append(result(f"ngram, {name}", dtype, drafted, alone, ratio, promised if dtype == "bfloat16" else ""))
     return results
 
 
 async def compare(
-    first: "Services | Transformers", second: "Services | Transformers", prompts: Sequence[list[int]], params: SamplingParams, num_rounds: int
+    first: "Services | Worker", second: "Services | Worker", prompts: Sequence[list[int]], params: SamplingParams, num_rounds: int
 ) -> tuple[Contender, Contender]:
     """Every prompt once to warm up, then in each round once with both, who begins being swapped."""
     contenders = Contender(first.name, first.decode, []), Contender(second.name, second.decode, [])
@@ -163,12 +163,11 @@ class Services:
         return Decoded(token_ids, len(token_ids) - num_first, last_s - first_s, *stats)
 
 
-class Transformers:
-    """`generate` of transformers with its defaults, in a process of its own."""
+class Worker:
+    """Something else that generates, in a process of its own: a JSON object a line in, one out, `{"ready": true}` first."""
 
-    name = "transformers"
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
         self._process = process
 
     async def decode(self, prompt: list[int], params: SamplingParams) -> Decoded:
@@ -185,22 +184,28 @@ class Transformers:
         if request is not None:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
         line = await self._process.stdout.readline()
-        assert line, "the transformers worker has ended"
+        assert line, f"the worker of {self.name} has ended"
         return json.loads(line)
 
 
+def start_transformers(folder: Path, dtype: str, num_threads: int) -> contextlib.AbstractAsyncContextManager[Worker]:
+    """`generate` of transformers with its defaults."""
+    return start_worker("transformers", *module_command("benchmarks.transformers_worker", str(folder), dtype, str(num_threads)))
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Runs a module in this environment; it ends with this process."""
+    return [sys.executable, "-m", "specwire.child", str(os.getpid()), module, *arguments]
+
+
 @contextlib.asynccontextmanager
-async def start_transformers(folder: Path, dtype: str, num_threads: int) -> AsyncIterator[Transformers]:
+async def start_worker(name: str, *command: str) -> AsyncIterator[Worker]:
     """Its threads wait for each other as those of our model services do."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specwire.child", str(os.getpid()), "benchmarks.transformers_worker", str(folder), dtype, str(num_threads)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 24,
-        env={**dict(MODEL_ENVIRONMENT), **os.environ},
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24, env={**dict(MODEL_ENVIRONMENT), **os.environ}
     )
     try:
-        worker = Transformers(process)
+        worker = Worker(name, process)
         await worker.ask()
         yield worker
     finally:
@@ -210,10 +215,15 @@ async def start_transformers(folder: Path, dtype: str, num_threads: int) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def serve(dtype: str, num_threads: int, num_drafters: int) -> AsyncIterator[Services]:
-    """All services as processes, stopped at the end: with an ngram drafter (K = 5, lookup 2 to 4), or plain."""
+async def serve(precision: str, num_threads: int, num_drafters: int) -> AsyncIterator[Services]:
+    """All services as processes, stopped at the end: with an ngram drafter (K = 5, lookup 2 to 4), or plain.
+
+    Args:
+        precision: a dtype, or a format of the weights.
+    """
+    numbers = {"dtype": precision} if precision in ("bfloat16", "float32") else {"weights": precision}
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=4)
-    verifier = VerifierConfig(dtype=dtype, num_threads=num_threads, max_model_len=2048, kv_cache_memory=128 << 20, speculative_config=speculative)
+    verifier = VerifierConfig(**numbers, num_threads=num_threads, max_model_len=2048, kv_cache_memory=128 << 20, speculative_config=speculative)
     drafter = DrafterConfig(max_num_seqs=verifier.max_num_seqs, speculative_config=speculative)
     coordinator = CoordinatorConfig(listen=(f"127.0.0.1:{free_port(0)}",), speculative_config=speculative)
     options = StackOptions(UpConfig(), verifier, (drafter,) * num_drafters, coordinator)
@@ -237,12 +247,12 @@ def _ms_per_token(decoded: Sequence[Decoded]) -> float:
     return 1e3 * sum(one.decode_s for one in decoded) / sum(one.num_timed_tokens for one in decoded)
 
 
-def _ratios(first: Contender, second: Contender) -> list[float]:
-    """Of each round."""
+def round_ratios(first: Contender, second: Contender) -> list[float]:
+    """The first one's time over the second one's, of each round."""
     return [_ms_per_token(a) / _ms_per_token(b) for a, b in zip(first.rounds, second.rounds, strict=True)]
 
 
-def _result(name: str, dtype: str, ours: Contender, beside: Contender, ratio: float, promised: str) -> dict[str, Any]:
+def result(name: str, dtype: str, ours: Contender, beside: Contender, ratio: float, promised: str) -> dict[str, Any]:
     """One line of the table; `ratio` is the median of the rounds' ratios."""
     last = ours.rounds[-1]
     num_drafts, num_steps = sum(one.num_drafts for one in last), sum(one.num_steps for one in last)

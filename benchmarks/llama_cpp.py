@@ -1,0 +1,118 @@
+"""Decoding on a CPU with 4-bit weights beside llama.cpp, with the same GGUF file and as many threads; and our ngram drafts beside our plain decoding.
+
+python -m benchmarks.llama_cpp --python PYTHON_WITH_LLAMA_CPP
+
+Ours through all services, as processes; llama.cpp through llama-cpp-python in a process of its own, which needs an environment of its own:
+
+python -m venv FOLDER && FOLDER/bin/pip install llama-cpp-python    # compiles it, some minutes
+
+One sequence at a time, greedy. A time is the client's: from its first tokens to its last, divided by the tokens between. A verify step is a pass
+of the engine over six tokens of one sequence with the logits of all. Everything that is compared runs in turns.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu import Contender, Services, Worker, compare, module_command, read_prompts, result, round_ratios, serve, start_worker
+from benchmarks.report import RESULTS, Bystanders, print_table, write_report
+from specwire.engine.checkpoint import resolve_model
+from specwire.engine.default_model import DEFAULT_MODEL, default_model_file
+from specwire.sampling_params import SamplingParams
+from specwire.tokenizer import Tokenizer
+
+_WORKER = Path(__file__).parent / "llama_cpp_worker.py"
+_NUM_PROMPT_TOKENS = 64
+_NUM_PLAIN_PROMPTS = 3
+_VERIFY_TOKENS = 6
+_VERIFY_REPEATS = 10
+_NAME = "llama.cpp"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="interpreter of an environment with llama-cpp-python")
+    parser.add_argument("--weights", default="int4", help="format of our weights")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model, ours and theirs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--no-ngram", action="store_true", help="leave out the comparison with ngram drafts")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for llama_cpp.json")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    bystanders = Bystanders()
+    results, verify = asyncio.run(measure(args))
+    print_table(
+        ["", "ms a token", "beside", "ms a token", "speed ratio", "aim", "acceptance length", "same tokens"],
+        [
+            [
+                r["name"], f"{r['ms_per_token']:.2f}", r["beside"], f"{r['beside_ms_per_token']:.2f}", f"{r['ratio']:.3f}", r["promised"],
+                f"{r['acceptance_length']:.2f}", f"{r['same_tokens']:.0%}",
+            ]
+            for r in results
+        ],
+    )  # fmt: skip
+    print(f"\nverify step of {_VERIFY_TOKENS} tokens: {verify['ms']:.2f} ms, {_NAME} {verify['beside_ms']:.2f} ms: {verify['ratio']:.2f} x (<= 0.7)")
+    figures = {
+        "unit": "ms a token at the client, without the first tokens; medians of the rounds; a ratio is a speed over the other's",
+        "model": DEFAULT_MODEL, "weights": args.weights, "threads": args.threads, "rounds": args.rounds, "results": results, "verify_step": verify,
+    }  # fmt: skip
+    print(f"written to {write_report('llama_cpp', figures, args.output, bystanders)}")
+
+
+async def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Results beside llama.cpp and with drafts, and the verify step's."""
+    folder = resolve_model(DEFAULT_MODEL)
+    tokenizer = Tokenizer.from_folder(folder)
+    texts = [tokenizer.encode(text) for text in read_prompts("copy")]
+    prompts = [ids[:_NUM_PROMPT_TOKENS] for ids in texts][:_NUM_PLAIN_PROMPTS]
+    threads = str(args.threads)
+    async with start_worker(_NAME, args.python, "-P", str(_WORKER), str(default_model_file()), threads) as theirs:
+        async with start_worker("engine", *module_command("benchmarks.engine_worker", str(folder), args.weights, threads)) as engine:
+            verify = await compare_verify(engine, theirs, prompts[0], args.rounds)
+        async with serve(args.weights, args.threads, num_drafters=0) as plain:
+            params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
+            ours, beside = await compare(plain, theirs, prompts, params, args.rounds)
+            results = [result("plain", args.weights, ours, beside, _speed_ratio(ours, beside), ">= 1.0")]
+            if not args.no_ngram:
+                results.append(await compare_ngram(plain, tokenizer, args))
+    return results, verify
+
+
+async def compare_ngram(plain: Services, tokenizer: Tokenizer, args: argparse.Namespace) -> dict[str, Any]:
+    """Copy-heavy prompts with an ngram drafter beside our plain decoding."""
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in read_prompts("copy")]
+    async with serve(args.weights, args.threads, num_drafters=1) as ngram:
+        drafted, alone = await compare(ngram, plain, prompts, SamplingParams(temperature=0.0, max_tokens=args.tokens), args.rounds)
+    return result("ngram, copy", args.weights, drafted, alone, _speed_ratio(drafted, alone), ">= 1.5")
+
+
+async def compare_verify(engine: Worker, theirs: Worker, prompt: list[int], num_rounds: int) -> dict[str, Any]:
+    """Times of a verify step in ms, and ours over theirs, as medians of the rounds."""
+    request = {"prompt": prompt, "verify": _VERIFY_TOKENS, "repeats": _VERIFY_REPEATS}
+    times: dict[str, list[float]] = {worker.name: [] for worker in (engine, theirs)}
+    for _ in range(num_rounds):
+        for worker in (engine, theirs):
+            times[worker.name].append(statistics.median((await worker.ask(request))["ms"]))
+    ratios = [a / b for a, b in zip(times[engine.name], times[theirs.name], strict=True)]
+    return {
+        "num_tokens": _VERIFY_TOKENS,
+        "ms": statistics.median(times[engine.name]),
+        "beside_ms": statistics.median(times[theirs.name]),
+        "ratio": round(statistics.median(ratios), 4),
+        "promised": "<= 0.7",
+        "ms_of_rounds": times[engine.name],
+        "beside_ms_of_rounds": times[theirs.name],
+    }
+
+
+def _speed_ratio(ours: Contender, beside: Contender) -> float:
+    return statistics.median(round_ratios(beside, ours))
+
+
+if __name__ == "__main__":
+    main()
