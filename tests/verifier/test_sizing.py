@@ -1,6 +1,8 @@
 """What a verifier makes room for on a GPU, with a device that is made up, and what it says where memory ends."""
 
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +14,11 @@ from specwire.engine import memory
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.memory import DeviceMemory, MemoryNeeds
 from specwire.errors import ResourceExhaustedError, SpecwireError
+from specwire.messages import RowStatus
 from specwire.speculative_config import SpeculativeConfig
 from verifier_svc import loading, sizing
 
-from .harness import tiny_config
+from .harness import Rounds, tiny_config
 from .test_loading import CONFIG, config
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.20 GiB is free."
@@ -94,6 +97,28 @@ def test_the_runner_is_measured_as_it_will_be_made(model: SimpleNamespace, monke
     assert options == {"num_in_flight": 3, "use_graphs": False}
 
 
+def test_the_capture_says_how_far_it_is_and_where_memory_went(
+    model: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tables: list[dict[str, int]] = []
+
+    def capture(on_progress: Callable[[int, int], None]) -> None:
+        for done in range(1, 4):
+            clock.now += 3.0
+            on_progress(done, 3)
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("specwire.engine.graphs.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    rounds = SimpleNamespace(capture=capture, memory=lambda: {"logits": 5})
+    monkeypatch.setattr(loading, "make_round_runner", lambda *_: rounds)
+    monkeypatch.setattr(loading, "log_memory", lambda parts, device, kv_cache: tables.append(parts))
+    runner = SimpleNamespace(model=model, kv_cache=None)
+    assert loading._make_rounds(VerifierConfig(device="cuda"), runner, SimpleNamespace(max_model_len=64), 1000) is rounds  # type: ignore[arg-type]
+    assert [record.getMessage() for record in caplog.records] == [f"capturing graphs: {done} of 3" for done in (1, 2, 3)]
+    assert tables == [{"weights": 1000, "logits": 5}]
+
+
 def out_of_memory(*_: object, **__: object) -> None:
     raise torch.cuda.OutOfMemoryError(CUDA)
 
@@ -126,3 +151,38 @@ def test_out_of_memory_of_the_largest_round_alone(model: SimpleNamespace, monkey
 def test_the_longest_sequence_is_checked_before_anything_is_measured(model: SimpleNamespace) -> None:
     with pytest.raises(SpecwireError, match="max_model_len is 999, but the model's context is 512"):
         sizing.make_kv_cache(VerifierConfig(device="cuda", max_model_len=999), model)
+
+
+def test_more_than_any_machine_has_is_refused_for_real() -> None:
+    with pytest.raises(ResourceExhaustedError, match=r"cannot allocate 68719476736 KV blocks of \d+ bytes \(.*TiB in all\) on cpu: out of memory \("):
+        KVCache(tiny_config(), 1 << 36, torch.float32)
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wide_folder(tmp_path: Path) -> Path:
+    """A model whose head dimension the kernels take."""
+    folder = tmp_path / "wide-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"head_dim": 64}))
+    return folder
+
+
+@pytest.mark.gpu
+def test_a_process_keeps_to_its_share(wide_folder: Path) -> None:
+    share = 0.2
+    settings = config(wide_folder, device="cuda", dtype="bfloat16", kv_cache_memory=0, gpu_memory_utilization=share, skip_tokenizer=True)
+    loaded = loading.load_verifier(settings, "me")
+    _, total = torch.cuda.mem_get_info()
+    assert torch.cuda.memory_reserved() < share * total
+    assert loaded.description.num_blocks * 2 * 2 * 2 * 64 * 16 * 2 > 0.5 * share * total, "most of it is for keys and values"
+    assert Rounds(loaded.verifier).open(0, [1, 2, 3]).status is RowStatus.OK
+
+
+@pytest.mark.gpu
+def test_too_much_for_a_gpu_is_explained(wide_folder: Path) -> None:
+    message = r"cannot allocate \d+ KV blocks .* on cuda: out of memory \(.*asked for; .* are free, this process holds .*\); lower kv_cache_memory"
+    with pytest.raises(ResourceExhaustedError, match=message):
+        loading.load_verifier(config(wide_folder, device="cuda", kv_cache_memory=1 << 46, skip_tokenizer=True), "me")
