@@ -27,21 +27,25 @@ from numpy.typing import NDArray
 
 from specwire.policy.budget import Floats, Ints, choose_budget, survivals
 from specwire.policy.calibration import Calibrated, Calibrator
+from specwire.policy.candidates import Candidates, find_candidates
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 
-_NUM_CANDIDATES = 96
-"""Budgets that are compared for each K before there are drafts."""
 _REPLAN_STEPS = 8
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
-_STAY_STEPS = 16
-"""Steps over which the bubble of leaving run-ahead is spread: drafting goes on for a while."""
+_STAY_STEPS = 16.0
+"""Steps over which the bubble of leaving run-ahead is spread, before it is known for how many steps drafting goes on."""
+_STAY_BLEND = 0.25
+_STAY_RECOVERY = 1 / 256
 _PROBE_STRIDE = 16
 """A probe verifies all drafts of one row in so many."""
 _NUM_FREE_PROBES = 8
 """The first probes cost no credit: nothing is known yet."""
 _MIN_PROBE_LOSS = 0.1
 """Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
+_YIELD_BLEND = 1 / 32
+_FULL_YIELD = 0.97
+"""From this yield on, steps are taken to be all alike."""
 
 
 class DraftRequest(NamedTuple):
@@ -113,10 +117,11 @@ class AdaptivePolicy:
         self.forecast = SurvivalForecast(max_drafts)
         self._hysteresis = hysteresis
         self._probe_share = probe_share
-        self._choice = _Choice(0)
-        self._num_reuses = 0
-        self._planned = (0, 0, 0, 0)
+        self._plans = [_Plan(), _Plan()]  # of steps without and with prefill chunks
+        self._yield = [1.0, 1.0]  # running means: tokens of steps, and what their time was worth without chunks
         self._credit_ms = 0.0
+        self._stay_steps = _STAY_STEPS
+        self._num_stayed = 0
 
     def choose_request(self, shape: StepShape, num_sampling: int, most_drafts: int) -> DraftRequest:
         """K_request: the K of most expected tokens a millisecond, at the best budget for each.
@@ -126,6 +131,7 @@ class AdaptivePolicy:
             num_sampling: sequences that emit a token in it whatever is drafted.
             most_drafts: the ceiling; 0 = no drafts.
         """
+        self.forecast.age()
         num_drafting = sum(shape.num_drafting)
         most = min(most_drafts, self.forecast.num_positions) if num_drafting else 0
         if fallback := self.cost.unknown:
@@ -133,20 +139,17 @@ class AdaptivePolicy:
             return self._counted(DraftRequest(most, fallback=fallback))
         if not most:
             return self._counted(DraftRequest(0))
-        planned = (most, num_drafting, num_sampling, shape.num_tokens)
-        if self._num_reuses < _REPLAN_STEPS and planned[:1] == self._planned[:1] and _are_close(planned, self._planned):
-            self._num_reuses += 1
-        else:
-            self._choice = self._choose(shape, num_sampling, num_drafting, most)
-            self._planned, self._num_reuses = planned, 0
-        choice = self._choice
-        if choice.num_drafts == most or not self._probe_share:
-            return self._counted(DraftRequest(choice.num_drafts))
-        self._credit_ms = min(self._credit_ms + self._probe_share * choice.step_ms, choice.probe_loss_ms)
-        if self._credit_ms < choice.probe_loss_ms and self.counters.num_probes >= _NUM_FREE_PROBES:
-            return self._counted(DraftRequest(choice.num_drafts))
+        plan = self._plan(shape, num_sampling, num_drafting, most)
+        self._note_stay(plan.num_drafts > 0)
+        self._note_yield(plan)
+        if plan.num_drafts == most or not self._probe_share:
+            return self._counted(DraftRequest(plan.num_drafts))
+        self._credit_ms = min(self._credit_ms + self._probe_share * plan.step_ms, plan.probe_loss_ms)
+        if self._credit_ms < plan.probe_loss_ms and self.counters.num_probes >= _NUM_FREE_PROBES:
+            return self._counted(DraftRequest(plan.num_drafts))
         self._credit_ms = 0.0
-        self._num_reuses = _REPLAN_STEPS  # what it shows may change the choice
+        for each in self._plans:
+            each.num_uses = _REPLAN_STEPS  # what it shows may change them
         self.counters.num_probes += 1
         return self._counted(DraftRequest(most, is_probe=True))
 
@@ -178,7 +181,9 @@ class AdaptivePolicy:
         else:
             priced = shape._replace(num_requested=request.num_drafts, leaves_run_ahead=False)
             costs = self.cost.step_ms(np.arange(num_drafts + 1), priced)
-            budget = choose_budget(survivals(calibrated.confidences, num_offered), num_sampling, costs)
+            plan, worth = self._plans[shape.longest_row > 1], self._current_yield
+            tokens_per_ms = plan.best_rate * worth if worth < _FULL_YIELD and plan.best_rate else None
+            budget = choose_budget(survivals(calibrated.confidences, num_offered), num_sampling, costs, tokens_per_ms)
             num_kept, expected, cost_ms = budget.num_kept, budget.expected_tokens, budget.cost_ms
         if request.is_probe:
             start = self.counters.num_probes % _PROBE_STRIDE if len(scores) >= _PROBE_STRIDE else self.counters.num_probes % max(1, len(scores))
@@ -192,44 +197,84 @@ class AdaptivePolicy:
         self.forecast.observe(kept.calibrated.confidences[kept.is_typical])
         self.calibrator.observe(kept.calibrated, np.where(num_accepted < 0, 0, kept.num_kept), num_accepted)
 
-    def _choose(self, shape: StepShape, num_sampling: int, num_drafting: int, most: int) -> "_Choice":
-        budgets = np.unique(np.linspace(0, num_drafting * most, _NUM_CANDIDATES).astype(np.int64))
-        gains = self.forecast.gains(budgets, num_drafting)
-        plain_ms = float(self.cost.step_ms(budgets[:1], shape._replace(num_requested=0))[0])
-        rates, times, tokens = [num_sampling / plain_ms], [plain_ms], [float(num_sampling)]
-        bubble_ms = 0.0
-        if shape.leaves_run_ahead:
-            first = [shape._replace(num_requested=1, leaves_run_ahead=leaves) for leaves in (True, False)]
-            bubble_ms = float((self.cost.step_ms(budgets[:1], first[0]) - self.cost.step_ms(budgets[:1], first[1]))[0])
-        costs: Floats = np.zeros(0)
-        best = 0
-        for k in range(1, most + 1):
-            costs = self.cost.step_ms(budgets, shape._replace(num_requested=k, leaves_run_ahead=False))
-            expected = num_sampling + gains[k - 1]
-            best = int(np.argmax(expected / (costs + bubble_ms / _STAY_STEPS)))
-            times.append(float(costs[best]) + bubble_ms / _STAY_STEPS)
-            tokens.append(float(expected[best]))
-            rates.append(tokens[-1] / times[-1])
-        chosen = int(np.argmax(rates))
-        current = min(self._choice.num_drafts, most)
-        if rates[chosen] < rates[current] * (1 + self._hysteresis):
+    def _plan(self, shape: StepShape, num_sampling: int, num_drafting: int, most: int) -> "_Plan":
+        """The plan of such steps; a new one where it is old, or steps have changed."""
+        plan = self._plans[shape.longest_row > 1]
+        key = (num_drafting, num_sampling, shape.num_tokens)
+        plan.num_uses += 1
+        if plan.num_uses > _REPLAN_STEPS or plan.most != most or not _are_close(key, plan.key):
+            plan.num_uses, plan.most, plan.key = 0, most, key
+            self._replan(plan, shape, num_sampling)
+        return plan
+
+    def _replan(self, plan: "_Plan", shape: StepShape, num_sampling: int) -> None:
+        """Most tokens beyond what the time is worth. Steps that are all alike are worth what the best of them emits; among others, with prefill
+        chunks, that is less by the share of time that goes into chunks, and the own rate of a step with a chunk says nothing."""
+        num_probed = -(-sum(shape.num_drafting) // _PROBE_STRIDE) * plan.most
+
+        def find(shape: StepShape, tokens_per_ms: float | None = None) -> Candidates:
+            return find_candidates(
+                self.cost, self.forecast, shape, num_sampling, plan.most,
+                stay_steps=self._stay_steps, num_probed=num_probed, tokens_per_ms=tokens_per_ms,
+            )  # fmt: skip
+
+        is_mixed = shape.longest_row > 1
+        found = find(shape._replace(num_tokens=num_sampling, num_rows=num_sampling, longest_row=1) if is_mixed else shape)
+        plan.best_rate = found.best_rate
+        worth = plan.best_rate * self._current_yield
+        if is_mixed or self._current_yield < _FULL_YIELD:
+            found = find(shape, worth)
+        values = found.tokens - worth * found.times_ms
+        chosen, current = int(np.argmax(values)), min(plan.num_drafts, plan.most)
+        if values[chosen] <= values[current] + self._hysteresis * worth * found.times_ms[current]:
             chosen = current
-        num_probed = -(-num_drafting // _PROBE_STRIDE) * most
-        probe = min(int(np.searchsorted(budgets, budgets[best] + num_probed)), len(budgets) - 1)
-        loss_ms = float(costs[probe]) + bubble_ms - tokens[most] / rates[chosen]
-        return _Choice(chosen, times[chosen], max(loss_ms, _MIN_PROBE_LOSS * times[chosen]))
+        plan.num_drafts, plan.tokens, plan.step_ms = chosen, float(found.tokens[chosen]), float(found.times_ms[chosen])
+        loss_ms = found.probe_ms - (found.tokens[-1] - values[chosen]) / worth
+        plan.probe_loss_ms = max(float(loss_ms), _MIN_PROBE_LOSS * plan.step_ms)
+
+    @property
+    def _current_yield(self) -> float:
+        return min(1.0, self._yield[0] / self._yield[1])
+
+    def _note_yield(self, plan: "_Plan") -> None:
+        """By what steps should emit: what they do emit in the end says how good the forecast was, not what chunks cost."""
+        for index, value in enumerate((plan.tokens, plan.best_rate * plan.step_ms)):
+            self._yield[index] += _YIELD_BLEND * (value - self._yield[index])
+
+    def _note_stay(self, is_drafting: bool) -> None:
+        """Follows for how many steps in a row drafting goes on; what that was in the past is forgotten."""
+        self._stay_steps += _STAY_RECOVERY * (_STAY_STEPS - self._stay_steps)
+        if is_drafting:
+            self._num_stayed += 1
+        elif self._num_stayed:
+            self._stay_steps += _STAY_BLEND * (min(self._num_stayed, 2 * _STAY_STEPS) - self._stay_steps)
+            self._num_stayed = 0
 
     def _counted(self, request: DraftRequest) -> DraftRequest:
         self.counters.requested[request.num_drafts] += 1
         return request
 
 
-class _Choice(NamedTuple):
-    """A K_request, the time of its step, and what a probe of the most drafts would cost more than its tokens are worth."""
+@dataclass(slots=True)
+class _Plan:
+    """K_request of steps of one kind.
 
-    num_drafts: int
+    Args:
+        num_drafts: K_request.
+        tokens, step_ms: that its step should emit, and take.
+        best_rate: tokens a millisecond, were there no prefill chunks.
+        probe_loss_ms: what a probe of the most drafts costs more than its tokens are worth.
+        most, key: what it was made for; num_uses: how often it was used since.
+    """
+
+    num_drafts: int = 0
+    tokens: float = 0.0
     step_ms: float = 0.0
+    best_rate: float = 0.0
     probe_loss_ms: float = 0.0
+    most: int = -1
+    key: tuple[int, int, int] = (0, 0, 0)
+    num_uses: int = 0
 
 
 def pack_scores(rows: Sequence[Sequence[float]], num_positions: int) -> tuple[Floats, Ints]:

@@ -40,7 +40,7 @@ def survivals(confidences: Floats, num_offered: Ints) -> Floats:
     return clean
 
 
-def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats) -> Budget:
+def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats, tokens_per_ms: float | None = None) -> Budget:
     """B* = argmax over B of (num_sampling + sum of the B largest survivals) / cost_ms[B]; the smallest B of equal ones.
 
     Equal survivals are ordered by position, then row. A row's survivals never rise, so the B best are a prefix of every row.
@@ -49,6 +49,8 @@ def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats) -> Budge
         survival: [R, K] as `survivals` gives them; negative where there is no draft.
         num_sampling: sequences that emit a token in this step whatever is drafted.
         cost_ms: [B_max + 1] positive times of the step with 0..B_max draft tokens; slots beyond B_max are not verified.
+        tokens_per_ms: what a millisecond is worth elsewhere, where steps differ: then the most tokens beyond that, tokens - tokens_per_ms x cost.
+            With the rate of this step itself both are the same.
     """
     assert len(cost_ms) > 0, "cost_ms has no entry, not even for a step without drafts"
     values = survival[survival >= 0.0]
@@ -58,7 +60,8 @@ def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats) -> Budge
     expected[0] = num_sampling
     np.cumsum(values, out=expected[1:])
     expected[1:] += num_sampling
-    best = int(np.argmax(expected / cost_ms[: len(expected)]))
+    costs = cost_ms[: len(expected)]
+    best = int(np.argmax(expected / costs if tokens_per_ms is None else expected - tokens_per_ms * costs))
     kept = _take_best(survival, values[best - 1] if best else np.inf, best)
     return Budget(kept, best, float(expected[best]), float(cost_ms[best]))
 

@@ -7,6 +7,9 @@ from specwire.policy.budget import Floats, Ints
 _NUM_BINS = 64
 _WINDOW = 512
 """Rows after which an old one counts 1/e."""
+_WINDOW_STEPS = 256
+"""Steps after which it does, too, drafted or not: what is seen rarely is seen in time."""
+_MIN_WEIGHT = 4.0
 _MAX_ROWS = 64
 """Of a step that are looked at."""
 _PRIOR_CONFIDENCE = 0.7
@@ -57,6 +60,10 @@ class SurvivalForecast:
         for state, values in ((self._shares, None), (self._sums, survival.ravel())):
             state *= weight / self._weight
             state += np.bincount(flat, values, minlength=state.size).reshape(state.shape) / self._weight
+
+    def age(self) -> None:
+        """A step has passed."""
+        self._weight = max(self._weight * (1 - 1 / _WINDOW_STEPS), _MIN_WEIGHT)
 
     def gains(self, budgets: Ints, num_drafting: int) -> Floats:
         """Accepted tokens to expect [K, n]: of num_drafting sequences asked for 1..K drafts each, of which the best budgets [n] are verified."""

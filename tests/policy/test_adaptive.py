@@ -7,7 +7,7 @@ from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.adaptive import AdaptivePolicy, DraftRequest, pack_scores
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepShape
-from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, fixed_throughput, mixed, shape_of, uniform
+from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, expected_tokens, fixed_throughput, mixed, shape_of, uniform
 
 NAN = float("nan")
 
@@ -44,6 +44,38 @@ def test_mixed_requests(draft_cost: tuple[DraftCost, ...], num_sequences: int, g
     assert reached >= 0.98 * fixed_throughput(draft_cost, rates, 0)
 
 
+def chunked(draft_cost: tuple[DraftCost, ...], num_sequences: int, k: int | None) -> float:
+    """Tokens a millisecond where every other step has a prefill chunk of 512 tokens."""
+    rng, rates, runs_ahead = np.random.default_rng(4), uniform(num_sequences), True
+    policy = AdaptivePolicy(StepCost.from_tables(VERIFY, draft_cost), Calibrator(K_MAX), K_MAX)
+    groups = [policy.calibrator.group("simulated", is_greedy=False)] * num_sequences
+    tokens = milliseconds = 0.0
+    for step in range(300):
+        chunk = 512 * (step % 2)
+        shape = shape_of(num_sequences, leaves_run_ahead=runs_ahead)
+        shape = shape._replace(num_tokens=num_sequences + chunk, num_rows=num_sequences + step % 2, longest_row=max(1, chunk))
+        request = policy.choose_request(shape, num_sequences, K_MAX) if k is None else DraftRequest(k)
+        asked = request.num_drafts
+        num_kept = np.full(num_sequences, asked)
+        if k is None and asked:
+            kept = policy.choose_kept(request, [[0.8] * asked] * num_sequences, [asked] * num_sequences, groups, shape, num_sequences)
+            num_kept = kept.num_kept
+            run = np.cumprod(rng.random((num_sequences, asked)) < 0.8, axis=1).sum(axis=1)
+            policy.observe(kept, np.minimum(run, num_kept))
+        priced = shape._replace(num_requested=asked, leaves_run_ahead=runs_ahead and asked > 0)
+        runs_ahead = asked == 0
+        if step >= 100:
+            milliseconds += float(policy.cost.step_ms(np.array([int(num_kept.sum())]), priced)[0])
+            tokens += expected_tokens(rates, num_kept)
+    return tokens / milliseconds
+
+
+@pytest.mark.parametrize(("num_sequences", "best"), [(32, 5), (128, 3), (192, 2)])
+def test_steps_with_and_without_prefill_chunks(num_sequences: int, best: int) -> None:
+    """Each by its own rate would draft too much in the ones with chunks: at 192 sequences, 0.90 of the best fixed K."""
+    assert chunked(MODEL, num_sequences, None) >= 0.98 * max(chunked(MODEL, num_sequences, k) for k in (0, best - 1, best, best + 1))
+
+
 @pytest.mark.parametrize("num_sequences", [1, 64])
 def test_drafts_that_are_never_accepted_cost_little(num_sequences: int) -> None:
     rates = uniform(num_sequences, 0.001)
@@ -61,6 +93,40 @@ def test_probes_find_out_that_drafts_pay_again() -> None:
     assert lane.step(uniform(4, 0.01))[-1] == 0
     lane.throughput(uniform(4, 0.9), 600)
     assert lane.throughput(uniform(4, 0.9), 100) >= 0.98 * fixed_throughput(BLOCK, uniform(4, 0.9), K_MAX)
+
+
+def bursts(num_steps: int, k: int | None) -> float:
+    """Tokens a millisecond of 16 sequences whose text repeats itself in a quarter of the time: then 70% of the rows have drafts, accepted at .8."""
+    rng, number, runs_ahead = np.random.default_rng(3), 16, True
+    policy = AdaptivePolicy(StepCost.from_tables(VERIFY, [DraftCost(1, 1, 0.02), DraftCost(7, 256, 5.0)]), Calibrator(K_MAX), K_MAX)
+    groups = [policy.calibrator.group("ngram", is_greedy=False)] * number
+    tokens = milliseconds = 0.0
+    for step in range(num_steps):
+        shape = shape_of(number, leaves_run_ahead=runs_ahead)
+        request = policy.choose_request(shape, number, K_MAX) if k is None else DraftRequest(k)
+        asked = request.num_drafts
+        num_kept = num_accepted = np.zeros(number, dtype=np.int64)
+        if asked:
+            has_drafts = (rng.random(number) < 0.7) & (step % 400 < 100)
+            num_kept = asked * has_drafts
+            run = np.cumprod(rng.random((number, asked)) < 0.8, axis=1).sum(axis=1)
+            if k is None:
+                kept = policy.choose_kept(request, [[0.8] * asked if has else [] for has in has_drafts], [asked] * number, groups, shape, number)
+                num_kept = kept.num_kept
+                policy.observe(kept, np.minimum(run, num_kept))
+            num_accepted = np.minimum(run, num_kept)
+        priced = shape._replace(num_requested=asked, leaves_run_ahead=runs_ahead and asked > 0)
+        milliseconds += float(policy.cost.step_ms(np.array([int(num_kept.sum())]), priced)[0])
+        tokens += number + int(num_accepted.sum())
+        runs_ahead = asked == 0
+    return tokens / milliseconds
+
+
+def test_drafts_that_come_in_bursts() -> None:
+    """It draws back in between, and is back soon enough."""
+    reached = bursts(1600, None)
+    assert reached >= 1.15 * bursts(1600, 0)
+    assert reached >= max(bursts(1600, k) for k in (3, 7))
 
 
 def test_without_probes_nothing_is_tried_again() -> None:

@@ -78,6 +78,24 @@ def test_the_best_budget_need_not_be_the_first_local_one() -> None:
     assert choose([[0.3] * 4, [0.3] * 4], 2, jump).num_tokens == 0
 
 
+@pytest.mark.parametrize(("tokens_per_ms", "num_tokens"), [(0.0, 4), (0.3, 4), (0.45, 3), (0.9, 2), (2.0, 1), (3.0, 0)])
+def test_where_steps_differ_a_slot_must_be_worth_its_time(tokens_per_ms: float, num_tokens: int) -> None:
+    """Of survivals .9, .9, .5, .4 at one millisecond each; the first one costs half."""
+    survival = survivals(np.array([[0.9, 0.5], [0.9, 0.4]]) / [[1, 0.9], [1, 0.9]], np.array([2, 2]))
+    assert choose_budget(survival, 2, np.array([9.0, 9.4, 10.2, 11.0, 12.0]), tokens_per_ms).num_tokens == num_tokens
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_at_its_own_best_rate_both_rules_agree(num_rows: int, k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    survival = survivals(rng.random((num_rows, k)), np.full(num_rows, k))
+    cost_ms = 1 + np.cumsum(rng.random(num_rows * k + 1))
+    budget = choose_budget(survival, num_rows, cost_ms)
+    other = choose_budget(survival, num_rows, cost_ms, budget.expected_tokens / budget.cost_ms)
+    assert other.expected_tokens / other.cost_ms == pytest.approx(budget.expected_tokens / budget.cost_ms)
+
+
 def test_no_rows() -> None:
     assert choose_budget(np.empty((0, 3)), 0, np.array([1.0])).num_kept.tolist() == []
     assert choose_budget(np.empty((2, 0)), 2, np.array([1.0, 1.0])).num_kept.tolist() == [0, 0]
