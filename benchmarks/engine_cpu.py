@@ -20,7 +20,7 @@ from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.models.decoder import Decoder
-from specwire.engine.models.loader import load_model, parse_dtype
+from specwire.engine.models.loader import DTYPES, load_model, open_model, parse_dtype
 from specwire.engine.runner import ModelRunner, set_num_threads
 
 PROMPT_TOKENS, GENERATED_TOKENS = 64, 64
@@ -29,7 +29,7 @@ PROMPT_TOKENS, GENERATED_TOKENS = 64, 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32", "int4"], help="dtypes, or formats of the weights (ours alone)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16])
@@ -57,9 +57,13 @@ def main() -> None:
 
 @torch.inference_mode()
 def _measure_dtype(folder: Path, dtype_name: str, args: argparse.Namespace) -> list[dict]:
-    dtype = parse_dtype(dtype_name)
-    theirs = None if args.no_transformers else transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    ours = load_model(folder, dtype)
+    theirs = None
+    if dtype_name in DTYPES:
+        ours = load_model(folder, parse_dtype(dtype_name))
+        if not args.no_transformers:
+            theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=ours.dtype).eval()
+    else:
+        ours = open_model(folder, load_format="auto", dtype="auto", device="cpu", weights=dtype_name)
     results = []
     for batch_size in args.batch_sizes:
         results.extend({"dtype": dtype_name, "batch": batch_size} | result for result in _measure_steps(ours, theirs, batch_size, args))

@@ -1,6 +1,8 @@
 """Verify steps of our engine alone in a process of its own; asked and answering as `llama_cpp_worker` does.
 
 python -m benchmarks.engine_worker MODEL_FOLDER WEIGHTS NUM_THREADS
+
+{"read": r} gives {"gb_s": r rates at which as many threads read memory that no cache holds}.
 """
 
 import json
@@ -9,10 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specwire.engine.batch import Segment
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.models.loader import open_model
 from specwire.engine.runner import ModelRunner, set_num_threads
+
+_READ_BYTES = 2 << 30
 
 
 def main() -> None:
@@ -22,7 +28,8 @@ def main() -> None:
     runner = ModelRunner(model, KVCache(model.config, 2048 // BLOCK_SIZE, model.dtype))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(verify(runner, json.loads(line))), flush=True)
+        request = json.loads(line)
+        print(json.dumps(read_memory(request["read"]) if "read" in request else verify(runner, request)), flush=True)
 
 
 def verify(runner: ModelRunner, request: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +43,16 @@ def verify(runner: ModelRunner, request: dict[str, Any]) -> dict[str, Any]:
         runner.logits(hidden, range(num_tokens))
         ms.append((time.perf_counter() - started) * 1e3)
     return {"ms": ms[1:]}
+
+
+def read_memory(repeats: int) -> dict[str, Any]:
+    memory = torch.ones(_READ_BYTES // 4)
+    rates = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        memory.sum()
+        rates.append(_READ_BYTES / (time.perf_counter() - started) / 1e9)
+    return {"gb_s": rates}
 
 
 if __name__ == "__main__":

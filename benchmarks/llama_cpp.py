@@ -74,6 +74,7 @@ async def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[
     async with start_worker(_NAME, args.python, "-P", str(_WORKER), str(default_model_file()), threads) as theirs:
         async with start_worker("engine", *module_command("benchmarks.engine_worker", str(folder), args.weights, threads)) as engine:
             verify = await compare_verify(engine, theirs, prompts[0], args.rounds)
+            verify["read_gb_s"] = round(max((await engine.ask({"read": 5}))["gb_s"]), 1)
         async with serve(args.weights, args.threads, num_drafters=0) as plain:
             params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
             ours, beside = await compare(plain, theirs, prompts, params, args.rounds)
