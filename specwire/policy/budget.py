@@ -68,7 +68,7 @@ def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats, tokens_p
 
 def _take_best(survival: Floats, least: float, num_tokens: int) -> Ints:
     """[R] how many of a row's slots are among the best `num_tokens`, whose smallest survival is `least`."""
-    kept = np.count_nonzero(survival > least, axis=1)
+    kept = np.add.reduce(np.ascontiguousarray((survival > least).T), axis=0, dtype=np.int64)  # faster than along the short axis
     num_ties = num_tokens - int(kept.sum())
     if num_ties > 0:
         ties = np.flatnonzero(survival.T.ravel() == least)[:num_ties]  # by position, then row

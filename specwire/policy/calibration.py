@@ -107,13 +107,18 @@ class Calibrator:
         num_positions = scores.shape[1]
         assert num_positions <= self.num_positions, f"{num_positions} positions, but there are {self.num_positions}"
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_odds = np.log(scores / (1 - scores))  # -inf at 0, inf at 1
-        bins = np.floor((np.clip(log_odds, _LOW - _WIDTH, _HIGH) - _LOW) / _WIDTH)
+            bins = np.log(scores / (1 - scores))  # -inf at 0, inf at 1
+        bins -= _LOW - _WIDTH
+        bins *= 1 / _WIDTH
+        np.clip(bins, 0, NUM_BINS - 1, out=bins)
         is_outside = np.isnan(bins)
         if is_outside.any():
-            bins[is_outside] = np.where(scores[is_outside] > 1, NUM_BINS - 2, np.where(scores[is_outside] < 0, -1, _NO_SCORE - 1))
-        indices = bins.astype(np.int64) + 1
-        return Calibrated(self._values[groups[:, None], np.arange(num_positions), indices], indices, groups)
+            outside = scores[is_outside]
+            bins[is_outside] = np.where(outside > 1, NUM_BINS - 1, np.where(outside < 0, 0, _NO_SCORE))
+        indices = bins.astype(np.int64)
+        rows = groups * (self.num_positions * (NUM_BINS + 1))
+        places = indices + (rows[:, None] + np.arange(num_positions) * (NUM_BINS + 1))
+        return Calibrated(self._values.ravel().take(places), indices, groups)
 
     def observe(self, drafts: Calibrated, num_verified: Ints, num_accepted: Ints) -> None:
         """Learns from a step's outcome: of each row [R], how many drafts were verified, and how many of these were accepted.
