@@ -29,6 +29,10 @@ def up(
     max_model_len: Annotated[int | None, _option("Longest sequence in tokens; 0 = the model's context.", _VERIFIER.max_model_len)] = None,
     max_num_seqs: Annotated[int | None, _option("Most sequences that a verifier runs at once.", _VERIFIER.max_num_seqs)] = None,
     max_num_batched_tokens: Annotated[int | None, _option("Most tokens of a step.", _VERIFIER.max_num_batched_tokens)] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        _option("Share of its GPU's memory that each verifier may use.", f"{_VERIFIER.gpu_memory_utilization}, divided where several share one"),
+    ] = None,
     kv_cache_memory: Annotated[int | None, _option("Bytes for the paged KV cache of each model; 0 = what a GPU has left.", "1 GiB on a CPU")] = None,
     port: Annotated[int | None, _option("Port on 127.0.0.1 for clients; 0 = any free one.", _UP.port)] = None,
     verifiers: Annotated[int | None, _option("Number of verifiers, each with a copy of the target model.", _UP.verifiers)] = None,
@@ -42,6 +46,9 @@ def up(
         int | None,
         typer.Option(help="Prometheus metrics on 127.0.0.1: this port and those after it, one each service.", show_default=False, min=0, max=65535),
     ] = None,
+    tensor_parallel_size: Annotated[int | None, typer.Option(hidden=True)] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(hidden=True)] = None,
+    enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False,
     set_: Annotated[list[str] | None, _option("Any key of the file: SECTION.KEY=VALUE; may be given several times.", "", "--set")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Stream the answer to a demo prompt, then keep serving.")] = False,
     startup_timeout_s: Annotated[
@@ -68,6 +75,11 @@ def up(
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        # Not built: known here so that whoever asks for them is told what to do instead.
+        "tensor_parallel_size": tensor_parallel_size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "enable_lora": enable_lora or None,
     }
     services = {"port": port, "verifiers": verifiers, "drafters": 0 if no_drafter else drafters, "startup_timeout_s": startup_timeout_s}
     metrics_listen = None if metrics_port is None else f"127.0.0.1:{metrics_port}"
