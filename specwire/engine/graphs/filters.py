@@ -19,23 +19,30 @@ WAYS = tl.constexpr(4)
 """Thresholds that one pass of a search tries."""
 TOP_K_REACH = tl.constexpr(12.0)
 """How far below the best logit the candidates for top-k go at first; if they are too few, all tokens become candidates."""
-_BLOCK = 4096
-"""Tokens that a program looks at at once."""
 _PROGRAMS = 128
 """Rows at a time: each program keeps candidates of its own, 8 bytes for each token of the vocabulary."""
 
 
 def find_cuts(logits: torch.Tensor, state: SlotState, inputs: RoundInputs) -> None:
     """See `row_ops_torch.find_cuts`. The masses of top-p are float32 sums of up to 4096 tokens, added in float64: exact to about 1e-6."""
-    num_rows, vocab_size = logits.shape
-    block, num_programs = min(_BLOCK, triton.next_power_of_2(vocab_size)), min(_PROGRAMS, num_rows)
-    candidates = torch.empty((num_programs, vocab_size), dtype=torch.float32, device=logits.device)
-    candidate_ids = torch.empty((num_programs, vocab_size), dtype=torch.int32, device=logits.device)
-    find_cuts_kernel[(num_programs,)](
-        logits, logits.stride(0), vocab_size, num_rows, inputs.asks, inputs.temperatures, read_by_process(state, inputs),
-        candidates, candidate_ids, inputs.cut_values, inputs.cut_ids,
+    block = block_of(logits)
+    values, ids = candidates_of(logits)
+    find_cuts_kernel[(len(values),)](
+        logits, logits.stride(0), logits.shape[1], len(logits), inputs.asks, inputs.temperatures, read_by_process(state, inputs),
+        values, ids, inputs.cut_values, inputs.cut_ids,
         SEEN=state.seen_bit, STOP=state.stop_bit, BLOCK=block, num_warps=max(1, block // 256),
     )  # fmt: skip
+
+
+def candidates_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Place for the candidates of as many rows as are looked at together: numbers [P, V] float32 and ids [P, V] int32."""
+    shape = (min(_PROGRAMS, len(logits)), logits.shape[1])
+    return torch.empty(shape, dtype=torch.float32, device=logits.device), torch.empty(shape, dtype=torch.int32, device=logits.device)
+
+
+def block_of(logits: torch.Tensor) -> int:
+    """How many tokens a program looks at at once."""
+    return min(4096, triton.next_power_of_2(logits.shape[1]))
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from specwire.engine.graphs import asks as flags
 from specwire.engine.graphs import tensors
-from specwire.engine.graphs.filters import find_max, gather, ordered
+from specwire.engine.graphs.filters import block_of, candidates_of, find_max, gather, ordered
 from specwire.engine.graphs.processing import read_by_process
 from specwire.engine.graphs.tensors import RoundInputs, SlotState
 
@@ -16,21 +16,15 @@ REACH = tl.constexpr(12.0)
 NOTHING = tl.constexpr(0)
 """Asked of the logits: raw they are wanted."""
 NOBODY = tl.constexpr(2147483647)
-_BLOCK = 4096
-"""Tokens that a program looks at at once."""
-_PROGRAMS = 128
-"""Rows at a time: each program keeps candidates of its own, 8 bytes for each token of the vocabulary."""
 
 
 def report_logprobs(logits: torch.Tensor, state: SlotState, inputs: RoundInputs) -> None:
     """See `row_ops_torch.report_logprobs`."""
-    num_rows, vocab_size = logits.shape
-    block, num_programs = min(_BLOCK, triton.next_power_of_2(vocab_size)), min(_PROGRAMS, num_rows)
-    candidates = torch.empty((num_programs, vocab_size), dtype=torch.float32, device=logits.device)
-    candidate_ids = torch.empty((num_programs, vocab_size), dtype=torch.int32, device=logits.device)
-    report_kernel[(num_programs,)](
-        logits, logits.stride(0), vocab_size, num_rows, inputs.asks, read_by_process(state, inputs), inputs.results, inputs.results.stride(0),
-        candidates, candidate_ids, inputs.logprobs, inputs.logprob_ids, inputs.logprobs.stride(0), inputs.logprob_ids.stride(0),
+    block = block_of(logits)
+    values, ids = candidates_of(logits)
+    report_kernel[(len(values),)](
+        logits, logits.stride(0), logits.shape[1], len(logits), inputs.asks, read_by_process(state, inputs), inputs.results, inputs.results.stride(0),
+        values, ids, inputs.logprobs, inputs.logprob_ids, inputs.logprobs.stride(0), inputs.logprob_ids.stride(0),
         BLOCK=block, num_warps=max(1, block // 256),
     )  # fmt: skip
 
