@@ -1,13 +1,18 @@
 """Which kernels a round runs on: Triton's on CUDA, their torch twins elsewhere. The only place that chooses."""
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from specwire.engine.kernels.linear import Linear
+from specwire.engine.kernels.options import KernelOptions, padded_rows
 from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
+from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from specwire.engine.kernels.work_list import DeviceAttentionPlan
@@ -45,18 +50,42 @@ class Attention(Protocol):
         ...
 
 
+class LayerOps(Protocol):
+    """What stands between a layer's products, see `layer_ops_torch`."""
+
+    def add_rms_norm(self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def rotary_kv_write(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        layer_kv: torch.Tensor,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor: ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+
 class Backend(Protocol):
-    """Kernels of one kind. Modules: `layers` like `layer_ops_torch`, `rounds` like `round_ops_torch`, `rows` like `row_ops_torch`,
-    `drafts` like `draft_ops_torch`."""
+    """Kernels of one kind. Modules: `rounds` like `round_ops_torch`, `rows` like `row_ops_torch`, `drafts` like `draft_ops_torch`."""
 
     @property
-    def layers(self) -> ModuleType: ...
+    def layers(self) -> LayerOps: ...
     @property
     def rounds(self) -> ModuleType: ...
     @property
     def rows(self) -> ModuleType: ...
     @property
     def drafts(self) -> ModuleType: ...
+    @property
+    def fused_row(self) -> "FusedRow | None":
+        """Runs the layers of a pass of one token in place of `run_layers`; None: there is no such thing."""
+        ...
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """`linear(x)`."""
@@ -67,6 +96,9 @@ class Backend(Protocol):
         ...
 
 
+FusedRow = Callable[[Decoder, KVCache, Backend, PassInputs, Attention], torch.Tensor]
+
+
 def choose_backend(config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
     """The kernels for a device."""
     return TritonBackend(config, device) if device.type == "cuda" else TorchBackend(config, device, dtype, block_size)
@@ -74,6 +106,8 @@ def choose_backend(config: ModelConfig, device: torch.device, dtype: torch.dtype
 
 class TorchBackend:
     """The twins; they wait for the device, so no graph can hold them."""
+
+    fused_row = None
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
         from specwire.engine.graphs import draft_ops_torch, round_ops_torch, row_ops_torch
@@ -115,27 +149,48 @@ class _TorchAttention:
 
 
 class TritonBackend:
-    """Kernels that a CUDA graph can hold. They also run in Triton's interpreter, for tests."""
+    """Kernels that a CUDA graph can hold. They also run in Triton's interpreter, for tests.
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    Args:
+        config: the model's.
+        device: its device.
+        options: choices among the kernels.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device, options: KernelOptions | None = None) -> None:
         from specwire.engine.graphs import draft_ops, round_ops, row_ops
-        from specwire.engine.kernels import layer_ops
+        from specwire.engine.graphs.fused_row import run_fused_row
+        from specwire.engine.kernels.layer_ops import TritonLayerOps
+        from specwire.engine.kernels.skinny_linear import ProductScratch
         from specwire.engine.kernels.work_list import PREFILL_TUNING, AttentionScratch, AttentionTuning
 
-        self.layers, self.rounds, self.rows, self.drafts = layer_ops, round_ops, row_ops, draft_ops
+        self.rounds, self.rows, self.drafts = round_ops, row_ops, draft_ops
+        options = self._options = options or KernelOptions.for_device(device)
+        self.layers = TritonLayerOps(options)
+        self.fused_row: FusedRow | None = partial(run_fused_row, options=options) if options.fuses_rows else None
         self._config = config
         self._short, self._long = (
-            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (AttentionTuning(), PREFILL_TUNING)
+            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning)
+            for tuning in (options.attention or AttentionTuning(), PREFILL_TUNING)
         )
+        self._products = {(p.rows, p.out_features, p.in_features): p.tuning for p in options.products}
+        self._product_scratch = ProductScratch(options.products, device)
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """See `Backend.linear`; a single row takes a kernel of our own."""
-        weight = linear.plain_weight
-        if len(x) > 1 or weight is None:
+        """See `Backend.linear`; a single row, and few rows of the weights among the options, take a kernel of our own."""
+        weight, options = linear.plain_weight, self._options
+        if weight is None:
             return linear(x)
-        from specwire.engine.kernels.row_linear import row_linear
+        if len(x) == 1:
+            from specwire.engine.kernels.row_linear import row_linear
 
-        return row_linear(x, weight, linear.bias)
+            return row_linear(x, weight, linear.bias, start=options.row_start(weight.numel()))
+        tuning = self._products.get((padded_rows(len(x)), *weight.shape))
+        if tuning is None:
+            return linear(x)
+        from specwire.engine.kernels.skinny_linear import skinny_linear
+
+        return skinny_linear(x, weight, linear.bias, tuning, self._product_scratch, start=options.product_start)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""
@@ -143,19 +198,22 @@ class TritonBackend:
 
         scratch = self._long if max_query_len > _SHORT_QUERY_LEN else self._short
         plan = DeviceAttentionPlan(scratch, num_requests, max_num_tokens, max_query_len, self._config.num_heads)
-        return _TritonAttention(plan, self._config.head_dim**-0.5)
+        return _TritonAttention(plan, self._config.head_dim**-0.5, self._options)
 
 
 class _TritonAttention:
-    def __init__(self, plan: "DeviceAttentionPlan", scale: float) -> None:
+    def __init__(self, plan: "DeviceAttentionPlan", scale: float, options: KernelOptions) -> None:
         from specwire.engine.kernels.paged_attention import paged_attention
 
-        self._plan, self._scale, self._attend = plan, scale, paged_attention
+        self._plan, self._scale, self._options, self._attend = plan, scale, options, paged_attention
 
     def update(self, inputs: PassInputs) -> None:
         self._plan.update(inputs.cu_seqlens_q, inputs.seq_lens)
 
     def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self._attend(query, layer_kv, inputs.block_tables, self._scale, self._plan, output)
+        self._attend(
+            query, layer_kv, inputs.block_tables, self._scale, self._plan, output,
+            start=self._options.layer_start(len(query), follows_product=False), prefetched_positions=self._options.prefetched_positions,
+        )  # fmt: skip
         return output

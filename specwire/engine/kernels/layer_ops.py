@@ -1,14 +1,22 @@
 """The small operators between a layer's matrix products, in Triton; their torch twins are in `layer_ops_torch`.
 
-All read and write the model's dtype, compute in float32 and round once.
+All read and write the model's dtype, compute in float32 and round once. What they have beyond the twins' arguments: `start`, how the kernel is
+launched, and `tuning`, its sizes.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from specwire.engine.kernels.early import announce, wait
+from specwire.engine.kernels.options import KernelOptions, LayerTuning, Start
 
-def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+_PLAIN, _TUNING = Start(), LayerTuning()
+
+
+def add_rms_norm(
+    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, start: Start = _PLAIN, tuning: LayerTuning = _TUNING
+) -> torch.Tensor:
     """See `layer_ops_torch.add_rms_norm`."""
     num_tokens, hidden_size = residual.shape
     assert residual.is_contiguous(), residual.stride()
@@ -24,7 +32,9 @@ def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.T
         eps,
         ADD=x is not None,
         BLOCK=block,
-        num_warps=min(max(block // 512, 1), 8),
+        EARLY=start.has_instructions,
+        num_warps=min(max(block // tuning.norm_numbers_per_warp, 1), 8),
+        launch_pdl=start.is_early,
     )
     return output
 
@@ -39,6 +49,8 @@ def rotary_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    *,
+    start: Start = _PLAIN,
 ) -> torch.Tensor:
     """See `layer_ops_torch.rotary_kv_write`."""
     num_tokens, num_all_heads, head_dim = qkv.shape
@@ -63,28 +75,67 @@ def rotary_kv_write(
         HEAD_DIM=head_dim,
         NORM=q_norm is not None,
         PROGRAM_HEADS=heads_per_program,
+        EARLY=start.has_instructions,
         num_warps=2,
+        launch_pdl=start.is_early,
     )
     return qkv[:, :num_heads]
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, *, start: Start = _PLAIN, tuning: LayerTuning = _TUNING) -> torch.Tensor:
     """See `layer_ops_torch.silu_mul`."""
     num_tokens, width = gate_up.shape
     assert gate_up.is_contiguous(), gate_up.stride()
     output = gate_up.new_empty(num_tokens, width // 2)
-    block = 1024
-    silu_mul_kernel[(triton.cdiv(width // 2, block), num_tokens)](gate_up, output, width // 2, BLOCK=block, num_warps=4)
+    block = tuning.silu_block
+    silu_mul_kernel[(triton.cdiv(width // 2, block), num_tokens)](
+        gate_up, output, width // 2, BLOCK=block, EARLY=start.has_instructions, num_warps=tuning.silu_warps, launch_pdl=start.is_early
+    )
     return output
 
 
+class TritonLayerOps:
+    """The operators as options have them."""
+
+    def __init__(self, options: KernelOptions) -> None:
+        self._options = options
+
+    def add_rms_norm(self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `layer_ops_torch.add_rms_norm`."""
+        start = self._options.layer_start(len(residual), follows_product=True)
+        return add_rms_norm(x, residual, weight, eps, start=start, tuning=self._options.layer)
+
+    def rotary_kv_write(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        layer_kv: torch.Tensor,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor:
+        """See `layer_ops_torch.rotary_kv_write`."""
+        start = self._options.layer_start(len(qkv), follows_product=True)
+        return rotary_kv_write(qkv, cos, signed_sin, positions, slot_mapping, layer_kv, q_norm, k_norm, eps, start=start)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `layer_ops_torch.silu_mul`."""
+        start = self._options.layer_start(len(gate_up), follows_product=True)
+        return silu_mul(gate_up, start=start, tuning=self._options.layer)
+
+
 @triton.jit
-def add_rms_norm_kernel(x, residual, weight, output, hidden_size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def add_rms_norm_kernel(x, residual, weight, output, hidden_size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Grid (tokens)."""
+    announce(EARLY)
     column = tl.arange(0, BLOCK)
     real = column < hidden_size
     offset = tl.program_id(0).to(tl.int64) * hidden_size + column
     factor = tl.load(weight + column, real, 0.0).to(tl.float32)
+    wait(EARLY)
     value = tl.load(residual + offset, real, 0.0)
     if ADD:
         value = (value.to(tl.float32) + tl.load(x + offset, real, 0.0).to(tl.float32)).to(value.dtype)
@@ -110,8 +161,10 @@ def rotary_kv_write_kernel(
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
     PROGRAM_HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Grid (groups of heads, tokens). Both halves of a head are in one thread's registers: the rotation needs no exchange."""
+    announce(EARLY)
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(1).to(tl.int64)
     position = tl.load(positions + token)
@@ -121,6 +174,10 @@ def rotary_kv_write_kernel(
     is_query = (head < HEADS)[:, None]
     rotated = (head < HEADS + KV_HEADS)[:, None]
     dim = tl.arange(0, HALF)
+    angle = position.to(tl.int64) * HEAD_DIM + dim
+    cos_row = tl.load(cos + angle).to(tl.float32)[None, :]
+    sin_row = tl.load(signed_sin + angle + HALF).to(tl.float32)[None, :]
+    wait(EARLY)
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * HEAD_DIM + dim[None, :]
     raw_low = tl.load(source, real, 0.0)
     raw_high = tl.load(source + HALF, real, 0.0)
@@ -132,9 +189,6 @@ def rotary_kv_write_kernel(
         factor_high = tl.where(is_query, tl.load(q_norm + HALF + dim)[None, :], tl.load(k_norm + HALF + dim)[None, :]).to(tl.float32)
         low = low * scale * factor_low
         high = high * scale * factor_high
-    angle = position.to(tl.int64) * HEAD_DIM + dim
-    cos_row = tl.load(cos + angle).to(tl.float32)[None, :]
-    sin_row = tl.load(signed_sin + angle + HALF).to(tl.float32)[None, :]
     # Values pass as they are, not through arithmetic.
     new_low = tl.where(rotated, (low * cos_row - high * sin_row).to(raw_low.dtype), raw_low)
     new_high = tl.where(rotated, (high * cos_row + low * sin_row).to(raw_high.dtype), raw_high)
@@ -148,11 +202,13 @@ def rotary_kv_write_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, output, width, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up, output, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Grid (blocks of columns, tokens)."""
+    announce(EARLY)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = column < width
     token = tl.program_id(1).to(tl.int64)
+    wait(EARLY)
     gate = tl.load(gate_up + token * 2 * width + column, real, 0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * width + width + column, real, 0.0).to(tl.float32)
     tl.store(output + token * width + column, gate / (1.0 + tl.exp(-gate)) * up, real)

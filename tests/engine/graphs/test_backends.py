@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specwire.engine.graphs.backends import choose_backend
-from specwire.engine.kernels import layer_ops, layer_ops_torch
+from specwire.engine.graphs.backends import TorchBackend, TritonBackend, choose_backend
 from specwire.engine.kernels.paged_attention import paged_attention
 from specwire.engine.kernels.ragged_attention import ragged_attention
 from specwire.engine.kernels.work_list import AttentionScratch, AttentionTuning, DeviceAttentionPlan
@@ -29,7 +28,7 @@ def test_a_cpu_engine_imports_no_triton():
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_device_decides(device):
     backend = choose_backend(CONFIG, torch.device(device), torch.float32, 16)
-    assert backend.layers is (layer_ops if device == "cuda" else layer_ops_torch)
+    assert isinstance(backend, TritonBackend if device == "cuda" else TorchBackend)
 
 
 def test_attention_with_and_without_a_device_plan():

@@ -1,7 +1,43 @@
 """Triton's kernels run on the GPU if there is one, else in Triton's interpreter (tests/conftest.py)."""
 
 import os
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 assert torch.cuda.is_available() != (os.environ.get("TRITON_INTERPRET") == "1"), "Triton's interpreter runs kernels on a CPU, and only there"
+
+
+@pytest.fixture
+def early_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The instructions of an early start do nothing in the interpreter, which runs one kernel after the other; lists what was called there."""
+    called: list[str] = []
+    if not torch.cuda.is_available():
+        from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+        from specwire.engine.kernels import early
+
+        def inline_asm(builder, code, constraints, values, dtypes, is_pure, pack):  # type: ignore[no-untyped-def]
+            called.append(code)
+            return SimpleNamespace(get_result=lambda index: TensorHandle(values[0].data * 0, values[0].dtype))
+
+        monkeypatch.setattr(early, "gdc_wait", lambda: called.append("wait"))
+        monkeypatch.setattr(early, "gdc_launch_dependents", lambda: called.append("announce"))
+        monkeypatch.setattr(InterpreterBuilder, "create_inline_asm", inline_asm)
+    return called
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh tensors hold NaN, so that an element that nobody writes shows."""
+
+    def poisoned(allocate):
+        def allocated(*args, **kwargs):
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return allocated
+
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))

@@ -8,22 +8,8 @@ from specwire.engine.models.config import RopeConfig
 from specwire.engine.models.rope import rope_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 BACKENDS = pytest.mark.parametrize("ops", [layer_ops, layer_ops_torch], ids=["triton", "torch"])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch):
-    """Fresh tensors hold NaN, so that an element that nobody writes shows."""
-
-    def poisoned(allocate):
-        def allocated(*args, **kwargs):
-            tensor = allocate(*args, **kwargs)
-            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
-
-        return allocated
-
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
 
 
 def random(*shape, seed=0):

@@ -1,0 +1,65 @@
+"""A pass through the layers gives the same whatever kernels are chosen."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specwire.engine.graphs.backends import TorchBackend, TritonBackend
+from specwire.engine.graphs.layers import run_layers
+from specwire.engine.kernels.options import KernelOptions, LayerTuning, Product, ProductTuning
+from specwire.engine.kernels.work_list import AttentionTuning
+from specwire.engine.kv_cache import KVCache
+from tests.engine.kernels.conftest import early_start  # noqa: F401 (a fixture)
+from tests.verifier.harness import tiny_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run_pass(model, backend, num_tokens):
+    """Hidden states and the KV of one token of each of some sequences, behind 5 and more."""
+    inputs = SimpleNamespace(
+        token_ids=torch.arange(3, 3 + num_tokens, device=DEVICE),
+        positions=torch.arange(5, 5 + num_tokens, device=DEVICE),
+        slot_mapping=torch.arange(num_tokens, device=DEVICE) * 17 + 5,
+        cu_seqlens_q=torch.arange(num_tokens + 1, dtype=torch.int32, device=DEVICE),
+        seq_lens=torch.arange(6, 6 + num_tokens, dtype=torch.int32, device=DEVICE),
+        block_tables=torch.arange(num_tokens, dtype=torch.int32, device=DEVICE)[:, None],
+    )
+    cache = KVCache(model.config, num_tokens, model.dtype, DEVICE)
+    for number, layer in enumerate(cache.layers):
+        layer.copy_(torch.randn(layer.shape, generator=torch.Generator().manual_seed(number)))
+    attention = backend.attention(num_tokens, num_tokens, 1)
+    attention.update(inputs)
+    return run_layers(model, cache, backend, inputs, attention), torch.stack([layer[:num_tokens] for layer in cache.layers])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_all_switches(monkeypatch, early_start, num_tokens):  # noqa: F811
+    monkeypatch.setattr("specwire.engine.kernels.linear._can_pack", lambda weight: False)  # weights as a GPU has them
+    model = tiny_model(head_dim=16)
+    shapes = {tuple(linear.plain_weight.shape) for layer in model.weights.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)}
+    tuning = ProductTuning(features=16, depth=16, splits=2, num_stages=2, prefetch_depth=32)
+    options = KernelOptions(
+        early="all",
+        early_from=0,
+        prefetched_positions=16,
+        fuses_rows=True,
+        products=tuple(Product(16, *shape, tuning) for shape in shapes),
+        layer=LayerTuning(128, 512, 2),
+        attention=AttentionTuning(tile_positions=16, few_items=4, few_min_split=16, num_stages=2, large_stages=2),
+    )
+    expected, expected_kv = run_pass(model, TorchBackend(model.config, DEVICE, model.dtype, 16), num_tokens)
+    for backend in (TritonBackend(model.config, DEVICE), TritonBackend(model.config, DEVICE, options)):
+        hidden, kv = run_pass(model, backend, num_tokens)
+        torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(kv, expected_kv, atol=1e-4, rtol=1e-4)
+    if DEVICE.type == "cpu":
+        assert early_start.count("announce") == early_start.count("wait") > 0
+
+
+def test_options_are_checked():
+    with pytest.raises(AssertionError, match="sometimes"):
+        KernelOptions(early="sometimes")
+    with pytest.raises(AssertionError, match="64 positions, but attention does not start early"):
+        KernelOptions(prefetched_positions=64)

@@ -1,0 +1,97 @@
+"""Kernels that start early compute what they compute otherwise: they announce, wait, and prefetch only what they may."""
+
+import pytest
+import torch
+
+from specwire.engine.kernels import layer_ops
+from specwire.engine.kernels.options import KernelOptions, LayerTuning, Product, ProductTuning, Start
+from specwire.engine.kernels.paged_attention import paged_attention
+from specwire.engine.kernels.row_linear import row_linear
+from specwire.engine.kernels.work_list import AttentionScratch, DeviceAttentionPlan
+from specwire.engine.models.config import RopeConfig
+from specwire.engine.models.rope import rope_table
+from tests.engine.kernels.test_paged_attention import BATCHES, DEVICE, TUNING, random_batch
+
+EARLY = Start(has_instructions=True, is_early=True)
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def check_instructions(called, num_programs):
+    """Of one kernel in the interpreter: every program announces before it waits."""
+    if DEVICE == "cpu":
+        assert [code for code in called if code in ("announce", "wait")] == ["announce", "wait"] * num_programs
+        called.clear()
+
+
+def test_kernels_between_products(early_start):
+    x, residual, weight = random(3, 100), random(3, 100, seed=1), random(100, seed=2)
+    kept = residual.clone()
+    plain = layer_ops.add_rms_norm(x, kept, weight, 1e-5)
+    assert torch.equal(layer_ops.add_rms_norm(x, residual, weight, 1e-5, start=EARLY, tuning=LayerTuning(norm_numbers_per_warp=64)), plain)
+    assert torch.equal(residual, kept)
+    check_instructions(early_start, 3)
+
+    gate_up = random(2, 3000)
+    early = layer_ops.silu_mul(gate_up, start=EARLY, tuning=LayerTuning(silu_block=512, silu_warps=2))
+    assert torch.equal(early, layer_ops.silu_mul(gate_up))
+    check_instructions(early_start, 2 * 3)
+
+    cos, sin = (table.to(DEVICE) for table in rope_table(RopeConfig(), 16, 40))
+    positions, slots = torch.tensor([0, 39], device=DEVICE), torch.tensor([3, 40], device=DEVICE)
+    outputs, caches = [], []
+    for start in (Start(), EARLY):
+        cache = torch.zeros(4, 16, 2, 2, 16, device=DEVICE)
+        outputs.append(layer_ops.rotary_kv_write(random(2, 8, 16), cos, sin, positions, slots, cache, start=start).clone())
+        caches.append(cache)
+    assert torch.equal(*outputs)
+    assert torch.equal(*caches)
+    check_instructions(early_start, 2)
+
+
+def test_the_product_of_a_row(early_start):
+    x, weight = random(1, 1100), random(35, 1100, seed=1)
+    torch.testing.assert_close(row_linear(x, weight, start=EARLY), row_linear(x, weight, start=Start()), atol=1e-4, rtol=1e-5)
+    check_instructions(early_start, 9)
+
+
+@pytest.mark.parametrize("positions", [0, 16, 64])
+@pytest.mark.parametrize("name", ["decode rows", "padding", "verify rows of every length"])
+def test_attention(early_start, positions, name):
+    """Programs without an item wait, too: kernels behind rely on it."""
+    segments = BATCHES[name]
+    query, *rest = random_batch(segments, 6, 2, 16, torch.float32, seed=3)
+    plan = DeviceAttentionPlan(AttentionScratch(2, 16, DEVICE, TUNING), len(segments), 64, 32, 6)
+    plan.update(*rest[1:3])
+    outputs = [torch.full_like(query, float("nan")) for _ in range(2)]
+    paged_attention(query, rest[0], rest[3], 0.25, plan, outputs[0])
+    paged_attention(query, rest[0], rest[3], 0.25, plan, outputs[1], start=EARLY, prefetched_positions=positions)
+    torch.testing.assert_close(*outputs, atol=0, rtol=0, equal_nan=True)
+    if DEVICE == "cpu":
+        num_items = int((plan.items[:, 7] != 0).sum())
+        assert sum("prefetch" in code for code in early_start) == (2 * 2 * num_items if positions else 0)
+    check_instructions(early_start, 2 * plan.max_items)
+
+
+def test_what_starts_early():
+    """Nothing of a layer by default; in a chain, what stands behind a kernel that announces."""
+    product = Product(16, 64, 64, ProductTuning())
+    cases = [
+        # options, tokens, behind a product: instructions, early
+        (KernelOptions(), 1, True, False, False),
+        (KernelOptions(early="chain"), 1, True, True, True),
+        (KernelOptions(early="chain"), 2, True, True, False),
+        (KernelOptions(early="chain"), 2, False, True, True),
+        (KernelOptions(early="chain", products=(product,)), 2, True, True, True),
+        (KernelOptions(early="chain", products=(product,)), 17, True, True, False),
+        (KernelOptions(early="all"), 2, True, True, True),
+    ]
+    for options, num_tokens, follows_product, has_instructions, is_early in cases:
+        assert options.layer_start(num_tokens, follows_product=follows_product) == Start(has_instructions, is_early), options
+    assert KernelOptions().row_start(2**22) == EARLY
+    assert KernelOptions().row_start(2**22 - 1) == Start()
+    assert KernelOptions(early="chain").row_start(1) == Start(has_instructions=True)
+    assert KernelOptions(early="chain", early_from=0).row_start(1) == EARLY
+    assert KernelOptions.for_device(torch.device("cpu")).row_start(2**30) == Start()

@@ -1,0 +1,45 @@
+"""Products of a few rows against float64, with poisoned outputs and partial sums."""
+
+import pytest
+import torch
+
+from specwire.engine.kernels.options import Product, ProductTuning, Start, padded_rows
+from specwire.engine.kernels.skinny_linear import ProductScratch, skinny_linear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def random(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 8])
+@pytest.mark.parametrize(("num_rows", "in_features", "out_features"), [(1, 256, 64), (5, 200, 100), (16, 64, 30), (33, 320, 64), (64, 130, 16)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_equals_the_product(poisoned_memory, early_start, splits, num_rows, in_features, out_features, has_bias):
+    x, weight, bias = random(num_rows, in_features, seed=1), random(out_features, in_features, seed=2), random(out_features, seed=3)
+    tuning = ProductTuning(features=32, depth=32, splits=splits, num_stages=2, prefetch_depth=64)
+    scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], DEVICE)
+    scratch.partial.fill_(float("nan"))
+    start = Start(has_instructions=True, is_early=True)
+    expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
+    for _ in range(2):
+        output = skinny_linear(x, weight, bias if has_bias else None, tuning, scratch, start=start)
+        torch.testing.assert_close(output.double(), expected, atol=1e-4, rtol=1e-5)
+        assert not scratch.arrived.any()
+    if DEVICE == "cpu":
+        is_aligned = in_features % 4 == 0
+        assert sum("prefetch" in code for code in early_start) == (2 * splits * -(-out_features // 32) if is_aligned else 0)
+
+
+def test_a_row_does_not_depend_on_the_others():
+    tuning = ProductTuning(features=32, depth=32, splits=2, num_stages=2)
+    scratch = ProductScratch([Product(16, 64, 128, tuning)], DEVICE)
+    x, weight = random(16, 128, seed=1), random(64, 128, seed=2)
+    together = skinny_linear(x, weight, None, tuning, scratch, start=Start())
+    few = skinny_linear(x[3:8].contiguous(), weight, None, tuning, scratch, start=Start())
+    assert torch.equal(few, together[3:8])
+
+
+def test_padded_rows():
+    assert [padded_rows(count) for count in (1, 2, 16, 17, 32, 33, 64, 65)] == [16, 16, 16, 32, 32, 64, 64, 128]
