@@ -90,7 +90,9 @@ def decide_kv_cache_bytes(needs: MemoryNeeds, device: DeviceMemory, utilization:
     num_bytes = kv_cache_bytes(needs, device, utilization)
     share = int(device.total * utilization)
     alone = kv_cache_bytes(needs, DeviceMemory(device.total, device.total), utilization)
-    others = "" if num_bytes == alone else f", and of the device only {format_bytes(device.free)} are free: other processes hold more than their part"
+    # A context that is larger than assumed is within the slack, and no other process's.
+    is_alone = alone - num_bytes <= share * _SLACK
+    others = "" if is_alone else f", and of the device only {format_bytes(device.free)} are free: other processes hold more than their part"
     if num_bytes < bytes_per_block:
         parts = {
             "weights": needs.weights,

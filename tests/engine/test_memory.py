@@ -58,7 +58,8 @@ def test_a_share_that_is_too_small_says_what_it_is_spent_on() -> None:
 
 def test_memory_that_others_took_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     free = decide_kv_cache_bytes(LLAMA_8B, DeviceMemory(140 * GIB, 123 * GIB), 0.9, 1 << 20)
-    assert not caplog.records
+    decide_kv_cache_bytes(NOTHING, DeviceMemory(140 * GIB, 139 * GIB), 1.0, 1 << 20)
+    assert not caplog.records, "a context of 1 GiB is no other process"
     less = decide_kv_cache_bytes(LLAMA_8B, DeviceMemory(140 * GIB, 60 * GIB), 0.9, 1 << 20)
     assert less < free
     assert "the KV cache gets 54.7 GiB instead of 104 GiB, and of the device only 60.0 GiB are free" in caplog.text
