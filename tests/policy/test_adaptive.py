@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.adaptive import AdaptivePolicy, DraftRequest, pack_scores
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepShape
+from specwire.policy.curves import DraftCurve, VerifyCurve
 from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, expected_tokens, fixed_throughput, mixed, shape_of, uniform
 
 NAN = float("nan")
@@ -169,14 +172,15 @@ def test_k_grows_as_a_batch_drains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verify", "draft", "reason"),
+    ("cost", "reason"),
     [
-        (VerifyCost(), BLOCK, "the verifier has no cost table of two sizes or more"),
-        (VerifyCost((4,), (5.0,)), BLOCK, "the verifier has no cost table of two sizes or more"),
+        (StepCost.from_tables(VerifyCost(), BLOCK), "the verifier has no cost table of two sizes or more"),
+        (StepCost.from_tables(VerifyCost((4,), (5.0,)), BLOCK), "the verifier has no cost table of two sizes or more"),
+        (StepCost(VerifyCurve(VERIFY), [DraftCurve(())]), "a drafter has no cost table"),
     ],
 )
-def test_unknown_costs_fall_back_to_fixed_k_and_say_so(verify: VerifyCost, draft: tuple[DraftCost, ...], reason: str) -> None:
-    policy = AdaptivePolicy(StepCost.from_tables(verify, draft), Calibrator(K_MAX), K_MAX)
+def test_unknown_costs_fall_back_to_fixed_k_and_say_so(cost: StepCost, reason: str) -> None:
+    policy = AdaptivePolicy(cost, Calibrator(K_MAX), K_MAX)
     request = policy.choose_request(shape_of(2), 2, 5)
     assert request == DraftRequest(5, fallback=reason)
     group = policy.calibrator.group("m", is_greedy=False)
@@ -266,3 +270,34 @@ def test_scores_are_packed() -> None:
     np.testing.assert_array_equal(scores, [[0.5, 0.25], [NAN, NAN], [1.0, NAN]])
     assert num_offered.tolist() == [2, 0, 1]
     assert pack_scores([], 3)[0].shape == (0, 3)
+
+
+STEPS = st.tuples(st.integers(1, 20), st.integers(0, K_MAX), st.sampled_from([0, 0, 1, 300]), st.booleans())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=25), st.integers(0, 2**32 - 1))
+def test_whatever_comes_choices_are_ones_that_can_be_carried_out(steps: list[tuple[int, int, int, bool]], seed: int) -> None:
+    """Batches, ceilings and chunks that change, scores of all sorts, rows without drafts, answers that are lost."""
+    rng = np.random.default_rng(seed)
+    policy = SimulatedLane.make(MODEL).policy
+    kinds = [policy.calibrator.group(method, is_greedy=is_greedy) for method in ("a", "b") for is_greedy in (False, True)]
+    for number, most, chunk, leaves in steps:
+        shape = shape_of(number, leaves_run_ahead=leaves)._replace(num_tokens=number + chunk, longest_row=max(1, chunk))
+        request = policy.choose_request(shape, number, most)
+        assert 0 <= request.num_drafts <= most
+        if not request.num_drafts:
+            continue
+        asked = rng.integers(0, request.num_drafts + 1, number)
+        offered = [int(rng.integers(0, most + 1)) for most in asked]
+        scores = [rng.choice([0.0, 1.0, 0.5, 0.999, NAN, rng.random()], size).tolist() for size in offered]
+        kept = policy.choose_kept(request, scores, asked.tolist(), rng.choice(kinds, number).tolist(), shape, number)
+        assert (kept.num_kept >= 0).all()
+        assert (kept.num_kept <= offered).all()
+        assert kept.expected_tokens >= number
+        assert kept.cost_ms > 0
+        policy.observe(kept, np.array([rng.integers(-1, most + 1) for most in kept.num_kept]))
+    assert np.isfinite(policy.forecast.acceptance()).all()
+    assert sum(policy.counters.requested) == len(steps)
+    for each in policy.calibrator.statistics():
+        assert 0 <= each.calibration_error <= 1
