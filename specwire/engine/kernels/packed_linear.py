@@ -86,12 +86,15 @@ class Int4Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear.__call__`; x is bfloat16."""
+        num_rows = x.shape[0]
+        rest = num_rows % _ROW_BLOCK
         # In one call a thread gets the whole block of 6 rows and another the rest, and waits: 1.25 times the time of two calls.
-        num_whole = len(x) - len(x) % _ROW_BLOCK
-        parts = (x[:num_whole], x[num_whole:]) if 0 < num_whole < len(x) else (x,)
-        products = [torch.ops.aten._weight_int4pack_mm_for_cpu(part, self._packed, GROUP_SIZE, self._scale_and_zero) for part in parts]
-        result = torch.cat(products) if len(products) > 1 else products[0]
+        is_cut = rest and num_rows > _ROW_BLOCK
+        result = torch.cat((self._product(x[:-rest]), self._product(x[-rest:]))) if is_cut else self._product(x)
         return result if self._bias is None else result + self._bias
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._weight_int4pack_mm_for_cpu(x, self._packed, GROUP_SIZE, self._scale_and_zero)
 
 
 class Int8Linear:
@@ -123,7 +126,7 @@ class Int8Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear.__call__`; x is bfloat16."""
-        result = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scale)
+        result = torch._weight_int8pack_mm(x, self._codes, self._scale)
         return result if self._bias is None else result + self._bias
 
 
