@@ -1,6 +1,7 @@
 """`specwire trace`: reads a trace file and shows its traces as trees."""
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from specwire.tracing.spec import SERVICE_PREFIX
 _NUM_LISTED = 30
 _FILE_WIDTH = 500  # columns where there is no terminal: one line a span
 _ERROR = 2
+_PATIENCE_S = 3.0
+"""Spans are in the file about a second after their request has ended: so long is a request waited for that is not there yet."""
+_LOOK_S = 0.2
 _PREFIX = "specwire."
 
 
@@ -65,27 +69,33 @@ def run_trace(path: Path, *, request_id: str, trace_id: str, last: bool) -> None
         InvalidArgumentError: there is no such file or trace.
     """
     console = make_console(_FILE_WIDTH)
-    spans, num_bad_lines = read_spans(path)
-    traces = group(spans)
+    traces, chosen, num_bad_lines = _wait_for_traces(path, request_id, trace_id)
     if num_bad_lines:
         console.print(f"{num_bad_lines} lines of {path} are no OTLP JSON and were left out", style="yellow", markup=False)
     if not traces:
         remedy = f"start the services with --trace-file {path}; spans are written within a second after a request has ended"
         raise InvalidArgumentError(f"{path} has no spans yet; {remedy}")
-    if request_id:
-        traces = [trace for trace in traces if trace.request_id == request_id]
-    if trace_id:
-        traces = [trace for trace in traces if trace.trace_id.startswith(trace_id.lower())]
-    if not traces:
+    if not chosen:
         raise InvalidArgumentError(f"{path} has no trace of {request_id or trace_id!r}; `specwire trace {path}` lists what it has")
-    if last:
-        traces = traces[-1:]
+    traces = chosen[-1:] if last else chosen
     if request_id or trace_id or last:
         for trace in traces:
             console.print(make_tree(trace))
     else:
         console.print(make_table(traces[-_NUM_LISTED:]))
         console.print(f"{len(traces)} traces; show one with --last, --request ID or --trace-id HEX", style="dim", markup=False)
+
+
+def _wait_for_traces(path: Path, request_id: str, trace_id: str) -> tuple[list[Trace], list[Trace], int]:
+    """All traces of the file, those that were asked for, and the number of lines that can't be read."""
+    give_up_s = time.monotonic() + _PATIENCE_S
+    while True:
+        spans, num_bad_lines = read_spans(path)
+        traces = group(spans)
+        chosen = [trace for trace in traces if (not request_id or trace.request_id == request_id) and trace.trace_id.startswith(trace_id.lower())]
+        if chosen or time.monotonic() >= give_up_s:
+            return traces, chosen, num_bad_lines
+        time.sleep(_LOOK_S)
 
 
 def read_spans(path: Path) -> tuple[list[FileSpan], int]:

@@ -1,6 +1,7 @@
 """Services as processes that share a trace file, and the command that shows it."""
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,13 +101,23 @@ def test_choice_of_traces(file: Path) -> None:
     ("arguments", "message"),
     [(["nowhere"], "nowhere can't be read"), (["FILE", "--request", "r9"], "no trace of 'r9'"), (["FILE", "--trace-id", "zz"], "no trace of 'zz'")],
 )
-def test_nothing_to_show(file: Path, arguments: list[str], message: str) -> None:
+def test_nothing_to_show(file: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.cli.trace._PATIENCE_S", 0.0)
     result = CliRunner().invoke(app, ["trace", *(str(file) if argument == "FILE" else argument for argument in arguments)])
     assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr
 
 
-def test_a_damaged_file_shows_what_it_has(file: Path, tmp_path: Path) -> None:
+def test_a_request_that_just_ended_is_waited_for(tmp_path: Path, file: Path) -> None:
+    late = tmp_path / "late.jsonl"
+    late.touch()
+    timer = threading.Timer(0.3, lambda: late.write_bytes(file.read_bytes()))
+    timer.start()
+    assert "generate" in show(str(late), "--last")
+    timer.join()
+
+
+def test_a_damaged_file_shows_what_it_has(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed service leaves half a line; parents that were lost are said to be."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     [coordinator] = [line for line in lines if '"name":"generate"' in line and '"name":"step"' in line][:1]
@@ -119,6 +130,7 @@ def test_a_damaged_file_shows_what_it_has(file: Path, tmp_path: Path) -> None:
     assert text.startswith(f"2 lines of {damaged} are no OTLP JSON")
     assert "is not in the file)" in text
     (tmp_path / "empty").touch()
+    monkeypatch.setattr("specwire.cli.trace._PATIENCE_S", 0.0)
     assert CliRunner().invoke(app, ["trace", str(tmp_path / "empty")]).exit_code == 1
 
 
