@@ -65,6 +65,7 @@ class SimulatedLane:
     sigma: float
     rng: np.random.Generator
     runs_ahead: bool = True
+    num_steps: int = 0
 
     @classmethod
     def make(cls, draft_cost: tuple[DraftCost, ...], *, sigma: float = 0.5, seed: int = 0) -> "SimulatedLane":
@@ -75,7 +76,8 @@ class SimulatedLane:
         """Milliseconds, drafts verified and accepted by row, and K_request."""
         number, cost = len(rates), self.policy.cost
         shape = shape_of(number, leaves_run_ahead=self.runs_ahead)
-        request = self.policy.choose_request(shape, number, K_MAX)
+        self.num_steps += 1
+        request = self.policy.choose_request(self.num_steps, shape, number, K_MAX)
         k = request.num_drafts
         num_kept = num_accepted = np.zeros(number, dtype=np.int64)
         if k:

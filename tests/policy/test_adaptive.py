@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.messages import DraftCost, VerifyCost
-from specwire.policy.adaptive import AdaptivePolicy, DraftRequest, pack_scores
+from specwire.policy.adaptive import AdaptivePolicy, pack_scores
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import DraftCurve, VerifyCurve
+from specwire.policy.request import DraftRequest
 from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, expected_tokens, fixed_throughput, mixed, shape_of, uniform
 
 NAN = float("nan")
@@ -57,7 +58,7 @@ def chunked(draft_cost: tuple[DraftCost, ...], num_sequences: int, k: int | None
         chunk = 512 * (step % 2)
         shape = shape_of(num_sequences, leaves_run_ahead=runs_ahead)
         shape = shape._replace(num_tokens=num_sequences + chunk, num_rows=num_sequences + step % 2, longest_row=max(1, chunk))
-        request = policy.choose_request(shape, num_sequences, K_MAX) if k is None else DraftRequest(k)
+        request = policy.choose_request(step, shape, num_sequences, K_MAX) if k is None else DraftRequest(k)
         asked = request.num_drafts
         num_kept = np.full(num_sequences, asked)
         if k is None and asked:
@@ -106,7 +107,7 @@ def bursts(num_steps: int, k: int | None) -> float:
     tokens = milliseconds = 0.0
     for step in range(num_steps):
         shape = shape_of(number, leaves_run_ahead=runs_ahead)
-        request = policy.choose_request(shape, number, K_MAX) if k is None else DraftRequest(k)
+        request = policy.choose_request(step, shape, number, K_MAX) if k is None else DraftRequest(k)
         asked = request.num_drafts
         num_kept = num_accepted = np.zeros(number, dtype=np.int64)
         if asked:
@@ -181,7 +182,7 @@ def test_k_grows_as_a_batch_drains() -> None:
 )
 def test_unknown_costs_fall_back_to_fixed_k_and_say_so(cost: StepCost, reason: str) -> None:
     policy = AdaptivePolicy(cost, Calibrator(K_MAX), K_MAX)
-    request = policy.choose_request(shape_of(2), 2, 5)
+    request = policy.choose_request(1, shape_of(2), 2, 5)
     assert request == DraftRequest(5, fallback=reason)
     group = policy.calibrator.group("m", is_greedy=False)
     kept = policy.choose_kept(request, [[0.0] * 5, [NAN] * 3], [5, 5], [group, group], shape_of(2), 2)
@@ -202,13 +203,24 @@ def test_nobody_is_asked_where_nobody_can_draft(most: int, num_drafting: tuple[i
     drafts = [SimulatedLane.make(BLOCK).policy.cost.drafts[0]] * len(num_drafting)
     lane_cost = StepCost(StepCost.from_tables(VERIFY).verify, drafts)
     policy = AdaptivePolicy(lane_cost, Calibrator(K_MAX), K_MAX)
-    assert policy.choose_request(StepShape(4, 4, num_drafting=num_drafting), 4, most) == DraftRequest(0)
+    assert policy.choose_request(1, StepShape(4, 4, num_drafting=num_drafting), 4, most) == DraftRequest(0)
+
+
+def test_plans_that_come_to_nothing_change_nothing() -> None:
+    """A probe waits for the rounds in flight, and is not forgotten; a ceiling that has come down holds at once."""
+    once, again = (SimulatedLane.make(MODEL, seed=6).policy for _ in range(2))
+    for step in range(60):
+        request = once.choose_request(step, shape_of(128), 128, K_MAX)
+        assert [again.choose_request(step, shape_of(128), 128, K_MAX) for _ in range(3)] == [request] * 3
+    assert again.choose_request(59, shape_of(128), 128, 1).num_drafts <= 1
+    assert once.counters == again.counters
+    assert once.counters.num_probes > 0
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_ceiling_holds_for_probes_too(most: int) -> None:
     policy = SimulatedLane.make(BLOCK).policy
-    asked = {policy.choose_request(shape_of(8), 8, most).num_drafts for _ in range(50)}
+    asked = {policy.choose_request(step, shape_of(8), 8, most).num_drafts for step in range(50)}
     assert max(asked) <= most
 
 
@@ -282,9 +294,9 @@ def test_whatever_comes_choices_are_ones_that_can_be_carried_out(steps: list[tup
     rng = np.random.default_rng(seed)
     policy = SimulatedLane.make(MODEL).policy
     kinds = [policy.calibrator.group(method, is_greedy=is_greedy) for method in ("a", "b") for is_greedy in (False, True)]
-    for number, most, chunk, leaves in steps:
+    for step, (number, most, chunk, leaves) in enumerate(steps):
         shape = shape_of(number, leaves_run_ahead=leaves)._replace(num_tokens=number + chunk, longest_row=max(1, chunk))
-        request = policy.choose_request(shape, number, most)
+        request = policy.choose_request(step, shape, number, most)
         assert 0 <= request.num_drafts <= most
         if not request.num_drafts:
             continue
