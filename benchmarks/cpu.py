@@ -215,14 +215,15 @@ async def start_worker(name: str, *command: str) -> AsyncIterator[Worker]:
 
 
 @contextlib.asynccontextmanager
-async def serve(precision: str, num_threads: int, num_drafters: int) -> AsyncIterator[Services]:
-    """All services as processes, stopped at the end: with an ngram drafter (K = 5, lookup 2 to 4), or plain.
+async def serve(precision: str, num_threads: int, num_drafters: int, num_drafts: int = 5) -> AsyncIterator[Services]:
+    """All services as processes, stopped at the end: with an ngram drafter (lookup 2 to 4), or plain.
 
     Args:
         precision: a dtype, or a format of the weights.
+        num_drafts: K.
     """
     numbers = {"dtype": precision} if precision in ("bfloat16", "float32") else {"weights": precision}
-    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=4)
+    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts, prompt_lookup_min=2, prompt_lookup_max=4)
     verifier = VerifierConfig(**numbers, num_threads=num_threads, max_model_len=2048, kv_cache_memory=128 << 20, speculative_config=speculative)
     drafter = DrafterConfig(max_num_seqs=verifier.max_num_seqs, speculative_config=speculative)
     coordinator = CoordinatorConfig(listen=(f"127.0.0.1:{free_port(0)}",), speculative_config=speculative)

@@ -1,6 +1,6 @@
 """Decoding on a CPU with 4-bit weights beside llama.cpp, with the same GGUF file and as many threads; and our ngram drafts beside our plain decoding.
 
-python -m benchmarks.llama_cpp --python PYTHON_WITH_LLAMA_CPP
+LLAMA_CPP_PYTHON=FOLDER/bin/python python -m benchmarks.llama_cpp
 
 Ours through all services, as processes; llama.cpp through llama-cpp-python in a process of its own, which needs an environment of its own:
 
@@ -31,18 +31,21 @@ _NUM_PLAIN_PROMPTS = 3
 _VERIFY_TOKENS = 6
 _VERIFY_REPEATS = 10
 _NAME = "llama.cpp"
+_PYTHON = "LLAMA_CPP_PYTHON"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="interpreter of an environment with llama-cpp-python")
     parser.add_argument("--weights", default="int4", help="format of our weights")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model, ours and theirs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--num-drafts", type=int, default=5, help="K of the comparison with ngram drafts")
     parser.add_argument("--no-ngram", action="store_true", help="leave out the comparison with ngram drafts")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for llama_cpp.json")
     args = parser.parse_args()
+    if _PYTHON not in os.environ:
+        parser.error(f"{_PYTHON} is not set; it names the interpreter of an environment with llama-cpp-python")
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
     results, verify = asyncio.run(measure(args))
@@ -59,7 +62,8 @@ def main() -> None:
     print(f"\nverify step of {_VERIFY_TOKENS} tokens: {verify['ms']:.2f} ms, {_NAME} {verify['beside_ms']:.2f} ms: {verify['ratio']:.2f} x (<= 0.7)")
     figures = {
         "unit": "ms a token at the client, without the first tokens; medians of the rounds; a ratio is a speed over the other's",
-        "model": DEFAULT_MODEL, "weights": args.weights, "threads": args.threads, "rounds": args.rounds, "results": results, "verify_step": verify,
+        "model": DEFAULT_MODEL, "weights": args.weights, "threads": args.threads, "rounds": args.rounds, "num_drafts": args.num_drafts,
+        "results": results, "verify_step": verify,
     }  # fmt: skip
     print(f"written to {write_report('llama_cpp', figures, args.output, bystanders)}")
 
@@ -71,7 +75,7 @@ async def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[
     texts = [tokenizer.encode(text) for text in read_prompts("copy")]
     prompts = [ids[:_NUM_PROMPT_TOKENS] for ids in texts][:_NUM_PLAIN_PROMPTS]
     threads = str(args.threads)
-    async with start_worker(_NAME, args.python, "-P", str(_WORKER), str(default_model_file()), threads) as theirs:
+    async with start_worker(_NAME, os.environ[_PYTHON], "-P", str(_WORKER), str(default_model_file()), threads) as theirs:
         async with start_worker("engine", *module_command("benchmarks.engine_worker", str(folder), args.weights, threads)) as engine:
             verify = await compare_verify(engine, theirs, prompts[0], args.rounds)
             verify["read_gb_s"] = round(max((await engine.ask({"read": 5}))["gb_s"]), 1)
@@ -87,7 +91,7 @@ async def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[
 async def compare_ngram(plain: Services, tokenizer: Tokenizer, args: argparse.Namespace) -> dict[str, Any]:
     """Copy-heavy prompts with an ngram drafter beside our plain decoding."""
     prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in read_prompts("copy")]
-    async with serve(args.weights, args.threads, num_drafters=1) as ngram:
+    async with serve(args.weights, args.threads, 1, args.num_drafts) as ngram:
         drafted, alone = await compare(ngram, plain, prompts, SamplingParams(temperature=0.0, max_tokens=args.tokens), args.rounds)
     return result("ngram, copy", args.weights, drafted, alone, _speed_ratio(drafted, alone), ">= 1.5")
 
