@@ -53,7 +53,9 @@ class Attention(Protocol):
 class LayerOps(Protocol):
     """What stands between a layer's products, see `layer_ops_torch`."""
 
-    def add_rms_norm(self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+    def add_rms_norm(
+        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, following: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
     def rotary_kv_write(
         self,
@@ -66,9 +68,10 @@ class LayerOps(Protocol):
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
+        following: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+    def silu_mul(self, gate_up: torch.Tensor, following: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 class Backend(Protocol):

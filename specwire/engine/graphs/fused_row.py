@@ -31,8 +31,9 @@ def run_fused_row(
     for layer, layer_kv in zip(weights.layers, kv_cache.layers, strict=True):
         qkv = normed(layer.input_norm, layer.qkv).view(1, num_heads + 2 * num_kv_heads, head_dim)
         query = backend.layers.rotary_kv_write(
-            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps
-        )
+            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps,
+            layer.o.plain_weight,
+        )  # fmt: skip
         add(attention(query, layer_kv, inputs).view(1, num_heads * head_dim), layer.o)
         add(normed(layer.post_norm, layer.gate_up, gates=True), layer.down)
     return backend.layers.add_rms_norm(None, residual, weights.final_norm, eps)

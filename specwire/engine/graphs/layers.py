@@ -18,12 +18,14 @@ def run_layers(model: Decoder, kv_cache: KVCache, backend: Backend, inputs: Pass
     residual = F.embedding(inputs.token_ids, weights.embedding)
     x = None
     for layer, layer_kv in zip(weights.layers, kv_cache.layers, strict=True):
-        hidden = ops.add_rms_norm(x, residual, layer.input_norm, eps)
+        hidden = ops.add_rms_norm(x, residual, layer.input_norm, eps, layer.qkv.plain_weight)
         qkv = linear(layer.qkv, hidden).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
         query = ops.rotary_kv_write(
-            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps
-        )
+            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps,
+            layer.o.plain_weight,
+        )  # fmt: skip
         attended = attention(query, layer_kv, inputs)
-        hidden = ops.add_rms_norm(linear(layer.o, attended.view(num_tokens, num_heads * head_dim)), residual, layer.post_norm, eps)
-        x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden)))
+        x = linear(layer.o, attended.view(num_tokens, num_heads * head_dim))
+        hidden = ops.add_rms_norm(x, residual, layer.post_norm, eps, layer.gate_up.plain_weight)
+        x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden), layer.down.plain_weight))
     return ops.add_rms_norm(x, residual, weights.final_norm, eps)

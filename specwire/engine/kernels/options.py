@@ -97,6 +97,8 @@ class KernelOptions:
         early_from: numbers of a single row's weight from which its product starts early.
         prefetched_positions: attention brings keys and values of so many positions of each of its items, a power of two, into the
             second-level cache before the kernel before has ended.
+        stripe_bytes: most bytes of a product's weight that the kernel before it begins to bring into the second-level cache.
+        stripe_tokens: most tokens of a pass that does so.
         fuses_rows: norms, residual sums and SiLU-mul of a single row inside its products: six kernels a layer instead of nine.
         products: weights and rows that a kernel of our own multiplies in place of cuBLAS.
         layer: sizes of the kernels between the products.
@@ -106,6 +108,8 @@ class KernelOptions:
     early: Early = "rows"
     early_from: int = 2**22
     prefetched_positions: int = 0
+    stripe_bytes: int = 0
+    stripe_tokens: int = 64
     fuses_rows: bool = False
     products: tuple[Product, ...] = ()
     layer: LayerTuning = LayerTuning()

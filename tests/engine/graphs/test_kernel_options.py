@@ -44,6 +44,7 @@ def test_all_switches(monkeypatch, early_start, num_tokens):  # noqa: F811
         early="all",
         early_from=0,
         prefetched_positions=16,
+        stripe_bytes=2**14,
         fuses_rows=True,
         products=tuple(Product(16, *shape, tuning) for shape in shapes),
         layer=LayerTuning(128, 512, 2),
@@ -55,7 +56,8 @@ def test_all_switches(monkeypatch, early_start, num_tokens):  # noqa: F811
         torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(kv, expected_kv, atol=1e-4, rtol=1e-4)
     if DEVICE.type == "cpu":
-        assert early_start.count("announce") == early_start.count("wait") > 0
+        assert early_start.instructions.count("announce") == early_start.instructions.count("wait") > 0
+        assert early_start.prefetched
 
 
 def test_options_are_checked():

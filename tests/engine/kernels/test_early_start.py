@@ -7,6 +7,7 @@ from specwire.engine.kernels import layer_ops
 from specwire.engine.kernels.options import KernelOptions, LayerTuning, Product, ProductTuning, Start
 from specwire.engine.kernels.paged_attention import paged_attention
 from specwire.engine.kernels.row_linear import row_linear
+from specwire.engine.kernels.weight_prefetch import Stripe
 from specwire.engine.kernels.work_list import AttentionScratch, DeviceAttentionPlan
 from specwire.engine.models.config import RopeConfig
 from specwire.engine.models.rope import rope_table
@@ -22,8 +23,8 @@ def random(*shape, seed=0):
 def check_instructions(called, num_programs):
     """Of one kernel in the interpreter: every program announces before it waits."""
     if DEVICE == "cpu":
-        assert [code for code in called if code in ("announce", "wait")] == ["announce", "wait"] * num_programs
-        called.clear()
+        assert called.instructions == ["announce", "wait"] * num_programs
+        called.instructions.clear()
 
 
 def test_kernels_between_products(early_start):
@@ -51,6 +52,39 @@ def test_kernels_between_products(early_start):
     check_instructions(early_start, 2)
 
 
+def test_a_stripe_of_the_weight_behind(early_start):
+    """Programs before the kernel's own take the first bytes of each row once, and change nothing else."""
+    weight = random(600, 200)
+    stripe = Stripe.of(weight, 600 * 300)
+    assert stripe.num_bytes == 256
+    x, residual = random(3, 64), random(3, 64, seed=1)
+    gate_up = random(3, 3000)
+    cos, sin = (table.to(DEVICE) for table in rope_table(RopeConfig(), 16, 40))
+    positions, slots = torch.tensor([0, 39], device=DEVICE), torch.tensor([3, 40], device=DEVICE)
+    cache = torch.zeros(4, 16, 2, 2, 16, device=DEVICE)
+    calls = [
+        (3, lambda **extra: layer_ops.add_rms_norm(x, residual.clone(), residual[0], 1e-5, **extra)),
+        (3 * 2, lambda **extra: layer_ops.rotary_kv_write(random(2, 20, 16), cos, sin, positions, slots, cache, **extra).clone()),
+        (3 * 3, lambda **extra: layer_ops.silu_mul(gate_up, tuning=LayerTuning(silu_block=512), **extra)),
+    ]
+    widths = [1, 3, 3]
+    for (num_programs, call), width in zip(calls, widths, strict=True):
+        expected = call()
+        assert torch.equal(call(start=EARLY, stripe=stripe), expected)
+        if DEVICE == "cpu":
+            assert sorted(early_start.prefetched) == [(weight.data_ptr() + row * 800, 256) for row in range(600)]
+            early_start.prefetched.clear()
+        check_instructions(early_start, num_programs + stripe.num_lines(width) * width)
+
+
+def test_stripes_are_lines_of_the_cache():
+    weight = random(10, 64)
+    assert Stripe.of(weight, 10 * 383) == Stripe(weight, 256)  # whole rows at most
+    assert Stripe.of(weight, 10 * 10**6).num_bytes == 256
+    for nothing in (Stripe.of(weight, 0), Stripe.of(weight, 1279), Stripe.of(None, 10**6), Stripe.of(random(10, 63), 10**6)):
+        assert nothing.num_bytes == nothing.num_lines(1) == 0
+
+
 def test_the_product_of_a_row(early_start):
     x, weight = random(1, 1100), random(35, 1100, seed=1)
     torch.testing.assert_close(row_linear(x, weight, start=EARLY), row_linear(x, weight, start=Start()), atol=1e-4, rtol=1e-5)
@@ -70,8 +104,13 @@ def test_attention(early_start, positions, name):
     paged_attention(query, rest[0], rest[3], 0.25, plan, outputs[1], start=EARLY, prefetched_positions=positions)
     torch.testing.assert_close(*outputs, atol=0, rtol=0, equal_nan=True)
     if DEVICE == "cpu":
-        num_items = int((plan.items[:, 7] != 0).sum())
-        assert sum("prefetch" in code for code in early_start) == (2 * 2 * num_items if positions else 0)
+        # Of each head of each item: keys and values of the first positions that it has.
+        spans = [min(end - begin, positions) for *_, begin, end, _, splits in plan.items.tolist() if splits]
+        assert len(early_start.prefetched) == 2 * 2 * sum(spans)
+        cache = rest[0]
+        vectors = {cache.data_ptr() + number * 64 for number in range(cache.numel() // 16)}
+        assert {address for address, _ in early_start.prefetched} <= vectors
+        assert {num_bytes for _, num_bytes in early_start.prefetched} <= {64}
     check_instructions(early_start, 2 * plan.max_items)
 
 
