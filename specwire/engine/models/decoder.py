@@ -97,8 +97,8 @@ class Decoder:
         num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
         num_rotated = num_heads + num_kv_heads
         num_tokens = batch.num_tokens
-        cos = self._cos.index_select(0, batch.positions)  # [T, 1, D]
-        sin = self._sin.index_select(0, batch.positions)
+        cos = self._cos.index_select(0, batch.positions).float()  # [T, 1, D]
+        sin = self._sin.index_select(0, batch.positions).float()
 
         residual = F.embedding(batch.token_ids, self._embedding).float()  # [T, hidden_size]
         for layer, (input_factor, post_factor), layer_kv in zip(self._layers, self._norms, kv_cache.layers, strict=True):
