@@ -22,7 +22,7 @@ _OUT_MULTIPLE = 16
 _BASE = 128
 """Of the digits of a `DigitLinear`."""
 _LARGEST = _BASE * 127 - 1
-_EXACT_SHARE = 16
+_EXACT_SHARE = 32
 """One of so many columns of a `DigitLinear` stays float32."""
 _TINY = torch.finfo(torch.float32).tiny
 
