@@ -71,6 +71,7 @@ def _lane(lane: "Lane", metrics: Metrics) -> LaneStatus:
         num_blocks=lane.num_blocks,
         num_steps=measured.step.count,
         times=_step_status(measured.recent),
+        verify_cost=lane.verify_cost,
     )
 
 
@@ -97,4 +98,6 @@ def _drafter(drafter: "Drafter", links: "list[DraftLink]", metrics: Metrics) -> 
         num_replies=measured.reply.count,
         num_timeouts=measured.num_timeouts,
         num_draft_tokens=measured.num_draft_tokens,
+        draft_cost=() if description is None else description.draft_cost,
+        draft_ms_per_kv_token=0.0 if description is None else description.draft_ms_per_kv_token,
     )

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from specwire.messages.describe import DraftCost, VerifyCost
+
+_NO_COST = VerifyCost()
+
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
@@ -22,7 +26,8 @@ class StepStatus:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """One verifier. reason: why it is not ready. num_speculative_tokens: K of its last step. num_steps: since the coordinator's start."""
+    """One verifier. reason: why it is not ready. num_speculative_tokens: K of its last step. num_steps: since the coordinator's start.
+    verify_cost: as it describes itself."""
 
     index: int
     address: str
@@ -35,12 +40,13 @@ class LaneStatus:
     num_blocks: int = 0
     num_steps: int = 0
     times: StepStatus = StepStatus()
+    verify_cost: VerifyCost = _NO_COST
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterStatus:
     """One drafter. Connected: to some lane; late: some lane waits for it. max_num_seqs 0 = no limit. reply_ms: median of its last replies;
-    0 before the first."""
+    0 before the first. draft_cost, draft_ms_per_kv_token: as it describes itself."""
 
     address: str
     method: str = ""
@@ -54,6 +60,8 @@ class DrafterStatus:
     num_replies: int = 0
     num_timeouts: int = 0
     num_draft_tokens: int = 0
+    draft_cost: tuple[DraftCost, ...] = ()
+    draft_ms_per_kv_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from specwire.errors import InvalidArgumentError
@@ -196,53 +197,64 @@ def unpack_conditional(message: pb.ConditionalDrafts, num_rows: int) -> list[lis
 
 
 def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
-    cost = d.verify_cost
     return pb.ServiceDescription(
         **{name: getattr(d, name) for name in _DESCRIPTION_FIELDS},
         feature_sets=[pb.FeatureSet(name=f.name, hash=f.hash, layer_ids=f.layer_ids, width=f.width, dtype=f.dtype) for f in d.feature_sets],
-        verify_cost=pb.VerifyCostTable(
-            num_tokens=pack_int32(cost.num_tokens),
-            step_ms=pack_float32(cost.step_ms),
-            ms_per_kv_token=cost.ms_per_kv_token,
-            ms_per_row=cost.ms_per_row,
-            max_graph_tokens=cost.max_graph_tokens,
-            max_graph_row_tokens=cost.max_graph_row_tokens,
-            chunk_num_tokens=pack_int32(cost.chunk_num_tokens),
-            chunk_ms=pack_float32(cost.chunk_ms),
-        ),
-        draft_cost=pb.DraftCostTable(
-            num_draft_tokens=pack_int32(c.num_draft_tokens for c in d.draft_cost),
-            num_sequences=pack_int32(c.num_sequences for c in d.draft_cost),
-            draft_ms=pack_float32(c.draft_ms for c in d.draft_cost),
-            ms_per_kv_token=d.draft_ms_per_kv_token,
-        ),
+        verify_cost=pack_verify_cost(d.verify_cost),
+        draft_cost=pack_draft_cost(d.draft_cost, d.draft_ms_per_kv_token),
         eos_token_ids=pack_int32(d.eos_token_ids),
     )
 
 
 def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
-    draft = message.draft_cost
-    draft_costs = unpack_columns(
-        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"),
-        [
-            unpack_int32(draft.num_draft_tokens, "draft_cost.num_draft_tokens"),
-            unpack_int32(draft.num_sequences, "draft_cost.num_sequences"),
-            unpack_float32(draft.draft_ms, "draft_cost.draft_ms"),
-        ],
-    )
     values: dict[str, Any] = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
     values["graph_sizes"] = tuple(values["graph_sizes"])
     return ServiceDescription(
         **values,
         feature_sets=tuple(FeatureSet(f.name, f.hash, tuple(f.layer_ids), f.width, f.dtype) for f in message.feature_sets),
-        verify_cost=_unpack_verify_cost(message.verify_cost),
-        draft_cost=tuple(map(DraftCost._make, draft_costs)),
+        verify_cost=unpack_verify_cost(message.verify_cost),
+        draft_cost=unpack_draft_cost(message.draft_cost),
         eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "eos_token_ids")),
-        draft_ms_per_kv_token=draft.ms_per_kv_token,
+        draft_ms_per_kv_token=message.draft_cost.ms_per_kv_token,
     )
 
 
-def _unpack_verify_cost(message: pb.VerifyCostTable) -> VerifyCost:
+def pack_verify_cost(cost: VerifyCost) -> pb.VerifyCostTable:
+    return pb.VerifyCostTable(
+        num_tokens=pack_int32(cost.num_tokens),
+        step_ms=pack_float32(cost.step_ms),
+        ms_per_kv_token=cost.ms_per_kv_token,
+        ms_per_row=cost.ms_per_row,
+        max_graph_tokens=cost.max_graph_tokens,
+        max_graph_row_tokens=cost.max_graph_row_tokens,
+        chunk_num_tokens=pack_int32(cost.chunk_num_tokens),
+        chunk_ms=pack_float32(cost.chunk_ms),
+    )
+
+
+def pack_draft_cost(costs: Sequence[DraftCost], ms_per_kv_token: float) -> pb.DraftCostTable:
+    return pb.DraftCostTable(
+        num_draft_tokens=pack_int32(cost.num_draft_tokens for cost in costs),
+        num_sequences=pack_int32(cost.num_sequences for cost in costs),
+        draft_ms=pack_float32(cost.draft_ms for cost in costs),
+        ms_per_kv_token=ms_per_kv_token,
+    )
+
+
+def unpack_draft_cost(message: pb.DraftCostTable) -> tuple[DraftCost, ...]:
+    """Without ms_per_kv_token, which stands by itself."""
+    columns = unpack_columns(
+        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"),
+        [
+            unpack_int32(message.num_draft_tokens, "draft_cost.num_draft_tokens"),
+            unpack_int32(message.num_sequences, "draft_cost.num_sequences"),
+            unpack_float32(message.draft_ms, "draft_cost.draft_ms"),
+        ],
+    )
+    return tuple(map(DraftCost._make, columns))
+
+
+def unpack_verify_cost(message: pb.VerifyCostTable) -> VerifyCost:
     num_tokens, step_ms = unpack_int32(message.num_tokens, "verify_cost.num_tokens"), unpack_float32(message.step_ms, "verify_cost.step_ms")
     check_columns(("verify_cost.num_tokens", "verify_cost.step_ms"), [num_tokens, step_ms])
     chunk_num_tokens = unpack_int32(message.chunk_num_tokens, "verify_cost.chunk_num_tokens")

@@ -5,15 +5,22 @@ from typing import Any
 
 from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
 from specwire.v1 import coordinator_pb2 as pb
+from specwire.wire.common import pack_draft_cost, pack_verify_cost, unpack_draft_cost, unpack_verify_cost
 
-_NESTED = ("times", "lanes", "drafters")
+_NESTED = ("times", "lanes", "drafters", "verify_cost", "draft_cost", "draft_ms_per_kv_token")
 _TUPLES = ("clipped", "drafts_per_position", "accepted_per_position")
 _COUNTS = ("sequences_by_reason", "fallbacks_by_cause")
 
 
 def pack_status(status: CoordinatorStatus) -> pb.GetStatusResponse:
-    lanes = [pb.LaneStatus(**_plain(lane), times=pb.StepStatus(**_plain(lane.times))) for lane in status.lanes]
-    drafters = [pb.DrafterStatus(**_plain(drafter)) for drafter in status.drafters]
+    lanes = [
+        pb.LaneStatus(**_plain(lane), times=pb.StepStatus(**_plain(lane.times)), verify_cost=pack_verify_cost(lane.verify_cost))
+        for lane in status.lanes
+    ]
+    drafters = [
+        pb.DrafterStatus(**_plain(drafter), draft_cost=pack_draft_cost(drafter.draft_cost, drafter.draft_ms_per_kv_token))
+        for drafter in status.drafters
+    ]
     return pb.GetStatusResponse(status=pb.CoordinatorStatus(**_plain(status), lanes=lanes, drafters=drafters))
 
 
@@ -22,9 +29,19 @@ def unpack_status(response: pb.GetStatusResponse) -> CoordinatorStatus:
     values = _values(CoordinatorStatus, message)
     return CoordinatorStatus(
         **values | {name: tuple(values[name]) for name in _TUPLES} | {name: dict(values[name]) for name in _COUNTS},
-        lanes=tuple(LaneStatus(**_values(LaneStatus, lane), times=StepStatus(**_values(StepStatus, lane.times))) for lane in message.lanes),
-        drafters=tuple(DrafterStatus(**_values(DrafterStatus, drafter)) for drafter in message.drafters),
+        lanes=tuple(map(_unpack_lane, message.lanes)),
+        drafters=tuple(map(_unpack_drafter, message.drafters)),
     )
+
+
+def _unpack_lane(lane: pb.LaneStatus) -> LaneStatus:
+    times = StepStatus(**_values(StepStatus, lane.times))
+    return LaneStatus(**_values(LaneStatus, lane), times=times, verify_cost=unpack_verify_cost(lane.verify_cost))
+
+
+def _unpack_drafter(drafter: pb.DrafterStatus) -> DrafterStatus:
+    cost = drafter.draft_cost
+    return DrafterStatus(**_values(DrafterStatus, drafter), draft_cost=unpack_draft_cost(cost), draft_ms_per_kv_token=cost.ms_per_kv_token)
 
 
 def _plain(message: Any) -> dict[str, Any]:

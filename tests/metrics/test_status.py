@@ -20,7 +20,7 @@ from specwire.cli.status_view import render
 from specwire.client import AsyncClient, Client
 from specwire.config import CoordinatorConfig
 from specwire.errors import DeadlineExceededError, UnavailableError
-from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
+from specwire.messages import CoordinatorStatus, DraftCost, DrafterStatus, LaneStatus, StepStatus, VerifyCost
 from specwire.rpc import Server
 from specwire.wire.status import pack_status, unpack_status
 from tests.metrics.served import serve_cluster, serve_in_thread
@@ -28,6 +28,7 @@ from tests.scripted.cluster import Cluster
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
 
+COSTS = VerifyCost((1, 8), (4.0, 11.0), 0.25, 0.5, 8, 6, (8, 16), (20.0, 40.0))
 FULL = CoordinatorStatus(
     version="0.1.0", uptime_s=100.0, is_ready=True, reason="lane 1: gone", model_id="tiny", max_model_len=512, max_num_seqs=16,
     max_num_batched_tokens=128, num_speculative_tokens=3, max_queue=10, num_waiting=2, num_requests=9, num_requests_ended=5, num_prompt_tokens=70,
@@ -36,10 +37,13 @@ FULL = CoordinatorStatus(
     drafts_per_position=(10, 10, 8), accepted_per_position=(8, 4, 2), sequences_by_reason={"stop": 3, "length": 2},
     fallbacks_by_cause={"no_drafter": 4},
     lanes=(
-        LaneStatus(0, "v:1", True, "", False, 7, 3, 30, 40, 12, StepStatus(9.5, 1.0, 2.0, 0.5, 0.25, 5.0, 0.75)),
+        LaneStatus(0, "v:1", True, "", False, 7, 3, 30, 40, 12, StepStatus(9.5, 1.0, 2.0, 0.5, 0.25, 5.0, 0.75), COSTS),
         LaneStatus(1, "v:2", reason="gone"),
     ),
-    drafters=(DrafterStatus("d:1", "ngram", "ngram-2-4", True, False, False, 5, 64, 1.5, 20, 1, 60), DrafterStatus("d:2")),
+    drafters=(
+        DrafterStatus("d:1", "ngram", "ngram-2-4", True, False, False, 5, 64, 1.5, 20, 1, 60, (DraftCost(1, 4, 0.5),), 0.25),
+        DrafterStatus("d:2"),
+    ),
 )  # fmt: skip
 LATER = dataclasses.replace(FULL, uptime_s=102.0, num_generated_tokens=150, num_requests_ended=7, drafts_per_position=(12, 12, 10))
 
