@@ -15,6 +15,7 @@ from specwire.token_ids import check_token_ids
 
 from .counters import Counters, DegradedLog
 from .peers import VerifierPeer
+from .room import find_preemptible, has_room
 from .sequence import Request, Sequence
 from .spans import open_spans
 from .telemetry import Telemetry
@@ -31,13 +32,12 @@ RETRY_AFTER_MS = 1000
 """When to come back where other requests must end first: about what a few tens of tokens take, though nobody knows."""
 _FIXED_BYTES = 512
 """Scalars and frames of an Open."""
-_SUSPECT_SETBACKS = 2
-"""A sequence that lost its verifier so often without a new token may be the reason: it runs alone until it has one."""
 
 
 class Admission:
     """The one queue of all lanes, by priority and then arrival; a preempted sequence comes back to its old place in it. One whose client
-    does not read gives its place to whoever waits for one, and comes back to the queue when its client has read.
+    does not read gives its place to whoever waits for one, and comes back to the queue when its client has read. A less important one gives
+    its place to a more important one.
 
     Args:
         config: bounds the queue.
@@ -75,10 +75,13 @@ class Admission:
         """Sequences that wait, in no order."""
         return [sequence for _, _, sequence in self._heap if sequence.is_waiting]
 
-    def check_room(self) -> None:
-        """Raise ResourceExhaustedError if the queue is full."""
+    def check_room(self, num_choices: int) -> None:
+        """Raise ResourceExhaustedError if the queue has no room for all choices of a request."""
         limit = self.config.max_queue
-        if self.num_waiting >= limit:
+        if num_choices > limit:
+            text = f"n is {num_choices}, but max_queue is {limit}, and every choice may have to wait"
+            raise ResourceExhaustedError(f"{text}; ask for fewer choices, or raise max_queue")
+        if self.num_waiting + num_choices > limit:
             raise ResourceExhaustedError(
                 f"{self.num_waiting} sequences wait already, and max_queue is {limit}; try again later or raise max_queue",
                 retry_after_ms=RETRY_AFTER_MS,
@@ -137,9 +140,27 @@ class Admission:
         slot.lane.release(sequence)
         self.requeue(sequence)
 
-    def fill(self) -> None:
-        """Places waiting sequences while a lane has room for the first of them, or a paused sequence can make some."""
-        has_parked = False
+    def preempt(self, sequence: Sequence, reason: str) -> None:
+        """Takes the place of a running sequence away; it goes on exactly once it has one again. Only between two steps of its lane."""
+        slot = sequence.slot
+        assert slot is not None, "a running sequence has a slot"
+        lane = slot.lane
+        self.counters.num_preemptions += 1
+        sequence.num_preemptions += 1
+        lane.preempted_round = lane.next_round
+        text = "lane %d preempts 1 of %d sequences, of request %s: %s"
+        self.log.warning("preemption", text, lane.index, len(lane.running), sequence.request.label, reason)
+        lane.release(sequence)
+        self.requeue(sequence)
+
+    def fill(self, planning: "Lane") -> None:
+        """Places waiting sequences while a lane has room for the first of them, or sequences whose clients do not read, or less important ones,
+        can make some.
+
+        Args:
+            planning: the lane whose step begins: the only one whose sequences may be preempted, since those of others may be in a plan.
+        """
+        has_made_room = False
         while self._heap:
             sequence = self._heap[0][2]
             if not sequence.is_waiting:
@@ -153,38 +174,25 @@ class Admission:
             if lanes:
                 self._pop(sequence)
                 min(lanes, key=lambda lane: (len(lane.running), -lane.num_free_blocks)).place(sequence)
-                has_parked = False
+                has_made_room = False
             else:
-                paused = [other for lane in self.lanes if lane.is_ready for other in lane.running if other.is_paused]
                 # Where blocks are what is missing, the verifier's next answer says how many there are.
-                if has_parked or not paused:
+                if has_made_room:
                     return
-                self.park(max(paused, key=lambda other: other.order))
-                has_parked = True
+                paused = [other for lane in self.lanes if lane.is_ready for other in lane.running if other.is_paused]
+                less_important = [] if paused else find_preemptible(planning, sequence)
+                if paused:
+                    self.park(max(paused, key=lambda other: other.order))
+                for other in less_important:
+                    self.preempt(other, f"a request of priority {sequence.order[0]} waits")
+                if not paused and not less_important:
+                    return
+                has_made_room = True
 
     def _pop(self, first: Sequence) -> None:
         first.is_waiting = False
         self.num_waiting -= 1
         heapq.heappop(self._heap)
-
-
-def has_room(lane: "Lane", sequence: Sequence) -> bool:
-    """Whether a lane has a slot and blocks for a sequence. What its prefills will still take is counted as taken, and every running
-    sequence may need one more block soon; a lane that runs nothing takes whatever fits into it at all."""
-    if not lane.is_ready or not lane.has_free_slot:
-        return False
-    if not lane.running:
-        return True
-    if sequence.num_setbacks >= _SUSPECT_SETBACKS or any(other.num_setbacks >= _SUSPECT_SETBACKS for other in lane.running):
-        return False
-    block_size = lane.block_size
-    num_needed = -(-(len(sequence.token_ids) + 1) // block_size) + len(lane.running)
-    for other in lane.running:
-        slot = other.slot
-        assert slot is not None, "a running sequence has a slot"
-        if slot.is_prefilling:
-            num_needed += -(-(slot.num_known_tokens + 1) // block_size) - slot.num_computed_tokens // block_size
-    return num_needed <= lane.num_free_blocks
 
 
 def check_request(request: GenerateRequest, engine: EngineDescription, *, has_tokenizer: bool) -> int:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
-from .admission import Admission, has_room
+from .admission import Admission
+from .room import has_room
 
 if TYPE_CHECKING:
     from .draft_slot import DraftSlot

@@ -29,6 +29,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     outcomes = counters.outcomes
     now_ns = round_.plan.times.answered_ns
     lane.telemetry.answered(round_, result)
+    if round_.plan.chunks:
+        lane.chunk_limit.answered(round_, result)
     gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
     for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
         status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer
@@ -138,13 +140,7 @@ def _preempt_newest(lane: "Lane") -> None:
         if sequence.num_setbacks > MAX_SETBACKS:
             _give_up_blocks(lane, sequence)
         return
-    lane.counters.num_preemptions += 1
-    sequence.num_preemptions += 1
-    lane.preempted_round = lane.next_round
-    text = "lane %d is out of KV blocks: preempts 1 of %d sequences, of request %s"
-    lane.log.warning("preemption", text, lane.index, len(lane.running), sequence.request.label)
-    lane.release(sequence)
-    lane.admission.requeue(sequence)
+    lane.admission.preempt(sequence, "it is out of KV blocks")
 
 
 def _give_up_blocks(lane: "Lane", sequence: Sequence) -> None:

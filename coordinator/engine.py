@@ -181,8 +181,8 @@ class Engine:
         if not readiness.is_ready or engine is None:
             raise UnavailableError(f"not serving: {readiness.reason}; try again later")
         max_len = check_request(message, engine, has_tokenizer=self._tokenizer is not None)
-        self._admission.check_room()
         sampling = message.sampling
+        self._admission.check_room(sampling.n)
         self._num_arrivals += 1
         noise_key = random.getrandbits(64) if sampling.seed is None else sampling.seed
         is_synthetic = engine.verifier.rejection_sample_method == "synthetic"

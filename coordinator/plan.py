@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .chunks import share_chunks
 from .sequence import Sequence
 from .slots import Slot
 
@@ -59,10 +60,10 @@ def make_plan(lane: "Lane") -> Plan | None:
     if lane.is_draining or (lane.in_flight and (lane.is_lockstep or len(lane.in_flight) >= lane.max_outstanding_rounds)):
         return None
     times = StepTimes(time.monotonic_ns())
-    lane.admission.fill()
+    lane.admission.fill(lane)
     if lane.may_pin:
         lane.pin_sequences()
-    decodes, prefills = _candidates(lane)
+    decodes, prefills, is_decoding = _candidates(lane)
     num_batched_tokens, k = lane.max_num_batched_tokens, lane.schedule.choose(max(1, len(decodes)), lane.next_round)
     if decodes:
         reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
@@ -71,14 +72,11 @@ def make_plan(lane: "Lane") -> Plan | None:
     is_drafting = any(num_drafts)
     if is_drafting and lane.in_flight:
         return None
-    budget = num_batched_tokens - len(decodes) - sum(num_drafts)
-    chunks = []
-    for slot in prefills:
-        if budget <= 0:
-            break
-        num_tokens = min(slot.num_remaining_tokens, budget)
-        chunks.append((slot, num_tokens))
-        budget -= num_tokens
+    num_draft_tokens = sum(num_drafts)
+    budget = num_batched_tokens - len(decodes) - num_draft_tokens
+    if prefills and is_decoding:
+        budget = lane.chunk_limit.num_tokens(budget, decodes, num_draft_tokens)
+    chunks = share_chunks(prefills, budget)
     if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=k > 0) for link in lane.links)):
         return None
     return Plan(decodes, num_drafts, chunks, k, is_drafting, times)
@@ -89,9 +87,10 @@ def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
     return [draft[:most] if len(draft) > most else draft for draft, most in zip(drafts, plan.num_drafts, strict=True)]
 
 
-def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot]]:
-    """Sequences that can get a decode row, and slots that can get a prefill row, in the order of their placement."""
-    decodes, prefills = [], []
+def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:
+    """Sequences that can get a decode row, and slots that can get a prefill row, in the order of their placement; and whether any sequence
+    decodes, in this step or in one after it: a row in flight may have to be answered first."""
+    decodes, prefills, is_waited_for = [], [], False
     for sequence in lane.running:
         slot = sequence.slot
         assert slot is not None, "a running sequence has a slot"
@@ -99,16 +98,20 @@ def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot]]:
             continue
         if slot.has_failed:
             if slot.num_in_flight:
+                is_waited_for = is_waited_for or not slot.is_prefilling
                 continue
             slot.resume()
         if slot.num_ahead:
-            if sequence.runs_ahead and len(sequence.token_ids) + slot.num_ahead < sequence.max_len:
-                decodes.append(sequence)
+            if len(sequence.token_ids) + slot.num_ahead < sequence.max_len:
+                if sequence.runs_ahead:
+                    decodes.append(sequence)
+                else:
+                    is_waited_for = True
         elif not slot.is_prefilling:
             decodes.append(sequence)
         elif slot.num_remaining_tokens > 0:
             prefills.append(slot)
-    return decodes, prefills
+    return decodes, prefills, is_waited_for or bool(decodes)
 
 
 def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int) -> list[int]:

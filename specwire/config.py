@@ -145,6 +145,11 @@ class CoordinatorConfig:
     max_queue: int = option(1024, "most waiting sequences (choices of requests) before new requests are refused", low=1)
     max_stream_backlog: int = option(1024, "most undelivered tokens of a stream before the sequence waits for its client", low=1)
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
+    max_decode_gap_ms: float = option(
+        100.0,
+        "most time that a round with prefill chunks may take while sequences decode, or twice that of decoding alone if that is more; 0 = any",
+        low=0,
+    )
     min_draft_wait_ms: float = option(5.0, "least time that a step waits for a drafter; the wait is max(this, 3 x predicted)", low=0)
     schedule_hysteresis_steps: int = option(0, "steps in a row that the schedule must ask for another K before it changes; 0 = none", low=0)
     adaptive_hysteresis: float = option(

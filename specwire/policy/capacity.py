@@ -123,5 +123,6 @@ def _clip(name: str, configured: int, limits: list[int], reasons: list[str], *, 
 
 
 def _round_bytes(max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """A round opens at most as many prompt tokens as it computes, and one more prompt that it begins."""
-    return (max_model_len + max_num_batched_tokens) * _BYTES_PER_TOKEN + max_num_seqs * (_BYTES_PER_ROW + _BYTES_PER_OPEN)
+    """A round opens at most as many prompt tokens as it computes, and two more prompts that it begins: the oldest one, and the last one that has
+    a share."""
+    return (2 * max_model_len + max_num_batched_tokens) * _BYTES_PER_TOKEN + max_num_seqs * (_BYTES_PER_ROW + _BYTES_PER_OPEN)
