@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.engine_models import SMALL, TINY
 from benchmarks.gpu.sizes import BLOCK_SIZE
-from specwire.engine.graphs.backends import TorchBackend
+from specwire.engine.graphs.backends import Backend, TorchBackend
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.graphs.upload import RoundRow
@@ -105,19 +105,22 @@ class _Sequence:
         return cls(sampling, table, prompt, len(prompt))
 
 
-def check_graphs(device: str, sizes: CheckSizes, draw: Asks, *, is_synthetic: bool = False) -> Iterator[dict[str, Any]]:
+def check_graphs(
+    device: str, sizes: CheckSizes, draw: Asks, *, is_synthetic: bool = False, backend: Callable[[Decoder], Backend | None] = lambda model: None
+) -> Iterator[dict[str, Any]]:
     """A row for each K and kind of reference; raises where tokens differ or the sentinel changes.
 
     Args:
         draw: what the sequences ask for.
         is_synthetic: drafts are accepted by given rates.
+        backend: makes the kernels that are checked; None: the device's.
     """
     for dtype, reference in ((torch.bfloat16, "the same kernels, eager"), (torch.float32, "torch twins")):
         model = dummy_model(sizes.model, dtype, device, std=0.05)
         twin = TorchBackend(model.config, model.device, dtype, BLOCK_SIZE) if dtype is torch.float32 else None
         caches = [_marked_cache(model, sizes) for _ in range(2)]
-        ours = RoundRunner(model, caches[0], sizes.limits, num_in_flight=1)
-        other = RoundRunner(model, caches[1], sizes.limits, num_in_flight=1, backend=twin, use_graphs=False)
+        ours = RoundRunner(model, caches[0], sizes.limits, num_in_flight=1, backend=backend(model))
+        other = RoundRunner(model, caches[1], sizes.limits, num_in_flight=1, backend=twin or backend(model), use_graphs=False)
         ours.capture()
         other.capture()
         for num_drafts in sizes.num_drafts:

@@ -1,99 +1,111 @@
-"""Variants of the engine's kernels against each other, inside captured decode steps of llama-8b's shape: a decision by one call.
+"""Variants of the engine's kernels against each other, inside captured decode steps: a decision by one call.
 
-A variant is a name and, after a colon, keyword arguments of the backend as JSON: `--variants 'early:{"launches_early": true}'`. All variants
-share the weights and the KV cache; runs of decode steps take turns, in an order that turns round each time. `base` stands at the end once more,
-as `base again`: how far that is from the first one is what a difference must exceed.
+- `check`: graphs with every switch on against the same kernels one by one, and against the torch twins in float32.
+- `layer-ops`, `products`: sizes of single kernels. What of the products beats cuBLAS becomes the variant `tuned-products`.
+- `decode` (llama-8b's shape), `smollm` (smollm2-135m's): the variants, with what is expected of each (`benchmarks.gpu.kernel_variants`). Others
+  are a name and the options of the backend as JSON: `--variants 'mine:{"early": "chain"}'`. All variants share the weights and the KV cache;
+  runs of decode steps take turns, in an order that turns round each time. `base` stands at the end once more, as `base again`: how far that is
+  from the first one is what a difference must exceed.
 """
 
-import inspect
+import argparse
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.engine_models import LLAMA_8B, TINY
+from benchmarks.gpu import engine_check
+from benchmarks.gpu.engine_models import LLAMA_8B, SMALL, SMOLLM2_135M, TINY
+from benchmarks.gpu.kernel_sweeps import sweep_layer_tunings, sweep_products
+from benchmarks.gpu.kernel_variants import BASE, EXPECTED, options_of, products_of
 from benchmarks.gpu.sizes import BLOCK_SIZE, Sizes, add_sizes, chosen_sizes
-from benchmarks.gpu.slices import Slices, make_parser
+from benchmarks.gpu.slices import RESULTS, Slices, make_parser
+from benchmarks.gpu.timing import copy_bandwidth
 from specwire.engine.graphs.backends import Backend, TorchBackend, TritonBackend
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.graphs.upload import RoundRow
-from specwire.engine.kernels.linear import Linear
+from specwire.engine.kernels.options import KernelOptions, LayerTuning, Product, ProductTuning
 from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.loader import dummy_model
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.sampling_params import SamplingParams
 
-SLICES = {"decode": 120}
-"""For two variants beside base."""
-BASE, AGAIN = "base", "base again"
+SLICES = {"check": 90, "layer-ops": 10, "products": 90, "decode": 330, "smollm": 150}
+AGAIN = "base again"
 _STEPS_PER_RUN = 48
 
 
-class PlainRows(TritonBackend):
-    """Products of a single row through cuBLAS."""
-
-    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """See `Backend.linear`."""
-        return linear(x)
-
-
-_TRITON: dict[str, type[TritonBackend]] = {"cublas-rows": PlainRows}
-"""Variants that are more than an argument."""
-
-
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """What stands behind a name."""
+class _ChosenSizes(RoundLimits):
+    """Graphs of the batches that are measured, and of no other."""
 
-    name: str
-    make: Callable[[Decoder], Backend]
+    sizes: tuple[int, ...]
 
-    @classmethod
-    def parse(cls, text: str) -> "Variant":
-        """Ends the program where the backend has no such argument."""
-        name, _, given = text.partition(":")
-        kind = _TRITON.get(name, TritonBackend)
-        try:
-            arguments: dict[str, Any] = json.loads(given) if given else {}
-        except json.JSONDecodeError as error:
-            raise SystemExit(f"--variants has {text!r}, whose arguments are no JSON: {error}") from None
-        known = list(inspect.signature(kind).parameters)[2:]
-        if unknown := arguments.keys() - set(known):
-            raise SystemExit(f"--variants has {text!r}, but the backend takes {', '.join(known) or 'no arguments'}, not {', '.join(sorted(unknown))}")
-
-        def make(model: Decoder) -> Backend:
-            if model.device.type == "cpu":
-                return TorchBackend(model.config, model.device, model.dtype, BLOCK_SIZE)
-            return kind(model.config, model.device, **arguments)
-
-        return cls(name, make)
+    def graph_sizes(self) -> list[int]:
+        return sorted(self.sizes)
 
 
-def measure(variants: Sequence[Variant], sizes: Sizes, device: str, *, is_tiny: bool) -> Iterator[dict[str, Any]]:
+def make_backend(model: Decoder, options: KernelOptions) -> Backend:
+    """On a CPU the twins, whatever the options are."""
+    if model.device.type == "cpu":
+        return TorchBackend(model.config, model.device, model.dtype, BLOCK_SIZE)
+    return TritonBackend(model.config, model.device, options)
+
+
+def check(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Every switch on, for the checks' model: ragged rounds of many sequences, then of few, of which a third have a single row."""
+    shapes = {(2 * SMALL.intermediate_size, SMALL.hidden_size), (SMALL.hidden_size, SMALL.intermediate_size), (SMALL.hidden_size, SMALL.hidden_size)}
+    shapes.add(((SMALL.num_heads + 2 * SMALL.num_kv_heads) * SMALL.head_dim, SMALL.hidden_size))
+    tuning = ProductTuning(features=64, depth=64, splits=2, num_stages=3, prefetch_depth=256)
+    everything = KernelOptions(
+        early="all",
+        early_from=0,
+        prefetched_positions=64,
+        stripe_bytes=2**20,
+        stripe_tokens=256,
+        fuses_rows=True,
+        products=tuple(Product(rows, *shape, tuning) for rows in (16, 32, 64) for shape in shapes),
+        layer=LayerTuning(norm_numbers_per_warp=1024, silu_block=2048),
+    )
+    many = engine_check.QUICK if options.tiny else engine_check.FULL
+    few = engine_check.CheckSizes(many.model, RoundLimits(3, 2, 512, 512), (0,), 6 if options.tiny else 60)
+    for name, sizes in (("many sequences", many), ("up to three sequences", few)):
+        for row in engine_check.check_graphs(options.device, sizes, engine_check.draw_plain, backend=lambda model: make_backend(model, everything)):
+            yield {"case": name, **row}
+
+
+def decode(options: argparse.Namespace, config: ModelConfig, tuned: Sequence[Product]) -> Iterator[dict[str, Any]]:
     """A row for each variant and number of sequences."""
+    variants = dict(options_of(text, tuned) for text in (BASE, *(options.variants or EXPECTED)))
+    sizes, device = chosen_sizes(options), options.device
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
-    model = dummy_model(TINY if is_tiny else LLAMA_8B, dtype, device)
+    model = dummy_model(TINY if options.tiny else config, dtype, device)
     cache = KVCache(model.config, sizes.max_num_seqs * sizes.num_blocks, dtype, device)
     for layer in cache.layers:
         layer.normal_()
-    limits = RoundLimits(sizes.max_num_seqs, sizes.num_draft_tokens, sizes.max_num_batched_tokens, sizes.max_model_len)
+    limits = _ChosenSizes(sizes.max_num_seqs, sizes.num_draft_tokens, sizes.max_num_batched_tokens, sizes.max_model_len, sizes.concurrency)
     runners: dict[str, RoundRunner] = {}
-    for variant in variants:
+    for name, chosen in variants.items():
         started = time.perf_counter()
-        runners[variant.name] = RoundRunner(model, cache, limits, backend=variant.make(model))
-        runners[variant.name].capture()
-        print(f"{variant.name}: captured in {time.perf_counter() - started:.1f} s", flush=True)
-    steps = Steps(model, sizes)
+        runners[name] = RoundRunner(model, cache, limits, backend=make_backend(model, chosen))
+        runners[name].capture()
+        print(f"{name}: captured in {time.perf_counter() - started:.1f} s; {EXPECTED[name][1] if name in EXPECTED else chosen}", flush=True)
+    yield from compare(runners, Steps(model, sizes), sizes.concurrency, num_runs=2 if options.tiny else 9)
+
+
+def compare(runners: Mapping[str, RoundRunner], steps: "Steps", concurrency: Sequence[int], *, num_runs: int) -> Iterator[dict[str, Any]]:
+    """Runs of the same steps on each, in turns."""
     names = [*runners, AGAIN]
-    num_runs = 2 if is_tiny else 9
-    for count in sizes.concurrency:
+    for count in concurrency:
         times: dict[str, list[float]] = {name: [] for name in names}
         for name in runners:
             steps.run(runners[name], count)
@@ -142,17 +154,44 @@ class Steps:
         return [RoundRow(slot, position, (0,), 0, self._tables[slot], self._sampling, from_device=True) for slot in range(count)]
 
 
+def tuned_products(options: argparse.Namespace) -> tuple[Product, ...]:
+    """What the last sweep found, of this call or before."""
+    for folder in filter(None, (options.out, RESULTS)):
+        path = Path(folder) / "variants-products.json"
+        if path.is_file():
+            rows = json.loads(path.read_text())["rows"]
+            return products_of([row["product"] for row in rows if "product" in row])
+    return ()
+
+
+def rows_of(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measures a slice."""
+    if name == "check":
+        return check(options)
+    if name in ("decode", "smollm"):
+        return decode(options, LLAMA_8B if name == "decode" else SMOLLM2_135M, tuned_products(options))
+    if options.device == "cpu":
+        raise SystemExit(f"{name} times kernels of a GPU; leave it out on a CPU")
+    if name == "layer-ops":
+        return sweep_layer_tunings(LLAMA_8B, (1, 32, 128, 256), copy_bandwidth())
+    return sweep_products(LLAMA_8B, options.product_rows, copy_bandwidth())
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Measures the variants asked for."""
+    """Measures the slices asked for."""
     parser = make_parser(__doc__ or "", SLICES)
     add_sizes(parser)
-    parser.add_argument("--variants", nargs="+", default=[], help="beside base; also: " + ", ".join(_TRITON))
+    parser.add_argument("--variants", nargs="+", default=[], help="beside base, all if none is named: " + ", ".join(EXPECTED))
+    parser.add_argument("--product-rows", nargs="+", type=int, default=[8, 32], help="rows of the products that are swept, 2 to 64")
     slices, options = Slices.parse("variants", parser, arguments)
-    variants = [Variant.parse(text) for text in (BASE, *options.variants)]
+    for text in options.variants:
+        options_of(text)
     for name in slices.pending():
         with slices.open(name) as part:
-            for row in measure(variants, chosen_sizes(options), options.device, is_tiny=options.tiny):
+            for row in rows_of(name, options):
                 part.add(row)
+        if options.device != "cpu":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -55,8 +55,14 @@ def test_engine(tmp_path: Path) -> None:
 
 
 def test_variants(tmp_path: Path) -> None:
-    variants.main([*TINY, "--out", str(tmp_path), "--variants", "cublas-rows", "--concurrency", "1"])
-    assert [row["variant"] for row in results(tmp_path, "variants-decode")["rows"]] == ["base", "cublas-rows", "base again"]
+    mine = 'mine:{"early": "chain", "layer": {"silu_block": 512}}'
+    variants.main([*TINY, "--out", str(tmp_path), "--only", "check", "decode", "--variants", "chain", mine, "--concurrency", "1"])
+    assert [row["variant"] for row in results(tmp_path, "variants-decode")["rows"]] == ["base", "chain", "mine", "base again"]
+    assert {row["different"] for row in results(tmp_path, "variants-check")["rows"]} == {0}
+    with pytest.raises(SystemExit, match="products times kernels of a GPU"):
+        variants.main([*TINY, "--out", str(tmp_path), "--only", "products"])
+    with pytest.raises(SystemExit, match="of others give the options, as NAME:JSON"):
+        variants.main([*TINY, "--out", str(tmp_path), "--variants", "cublas-rows"])
     with pytest.raises(SystemExit, match="but the backend takes"):
         variants.main([*TINY, "--out", str(tmp_path), "--variants", 'base:{"turbo": true}'])
 

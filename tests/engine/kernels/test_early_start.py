@@ -1,5 +1,9 @@
 """Kernels that start early compute what they compute otherwise: they announce, wait, and prefetch only what they may."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -112,6 +116,27 @@ def test_attention(early_start, positions, name):
         assert {address for address, _ in early_start.prefetched} <= vectors
         assert {num_bytes for _, num_bytes in early_start.prefetched} <= {64}
     check_instructions(early_start, 2 * plan.max_items)
+
+
+def test_compiled_kernels_wait_before_they_write():
+    """Compiled for Hopper, without a GPU: they announce first, and before the wait only load or prefetch."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-m", "tests.engine.kernels.hopper"], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    before = {}
+    for line in done.stdout.splitlines():
+        name, *effects = line.split()
+        before.setdefault(name, []).append(effects)
+    assert len(before) == 7
+    for name, cases in before.items():
+        for first, *others in cases:
+            assert first == "griddepcontrol.launch_dependents", name
+            assert set(others) <= {"ld.global", "cp.async.bulk.prefetch"}, (name, others)
+    assert "ld.global" in before["add_rms_norm_kernel"][1]  # the norm's weight
+    assert "cp.async.bulk.prefetch" in before["add_rms_norm_kernel"][0]
+    assert "ld.global" in before["row_linear_kernel"][0]
+    assert "cp.async.bulk.prefetch" in before["attend"][0]
+    assert before["silu_mul_kernel"][1] == ["griddepcontrol.launch_dependents"]  # all that it reads was just written
 
 
 def test_what_starts_early():

@@ -1,0 +1,103 @@
+"""Sizes of single kernels, measured alone: products of a few rows beside cuBLAS, and the kernels between the products."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.timing import graph_us, num_sets, relative_error
+from specwire.engine.kernels.layer_ops import add_rms_norm, silu_mul
+from specwire.engine.kernels.options import LayerTuning, Product, ProductTuning, Start, padded_rows
+from specwire.engine.kernels.skinny_linear import ProductScratch, skinny_linear
+from specwire.engine.models.config import ModelConfig
+
+_PLAIN, _EARLY = Start(), Start(has_instructions=True, is_early=True)
+_CUTS = ((64, 128, 4, 4), (64, 64, 6, 4), (64, 256, 3, 4), (128, 64, 5, 4), (32, 128, 5, 4))
+"""Features, depth, stages, warps."""
+_NUM_PROGRAMS = (264, 528)
+"""Two and four for each multiprocessor; features are split among so many."""
+_MAX_SPLITS = 8
+_TOLERANCE = 6e-3
+_REP_MS = 20
+
+
+def sweep_products(config: ModelConfig, numbers_of_rows: Sequence[int], bandwidth: float) -> Iterator[dict[str, Any]]:
+    """A row for each product and cut, behind the kernel that stands before it in a layer; the fastest that beats cuBLAS has `product`.
+
+    Args:
+        config: whose layers' products.
+        numbers_of_rows: 2 to 64 each.
+        bandwidth: bytes a second of a copy, for the floor.
+    """
+    hidden, width = config.hidden_size, config.intermediate_size
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    shapes = {"qkv": (heads, hidden), "o": (hidden, config.num_heads * config.head_dim), "gate_up": (2 * width, hidden), "down": (hidden, width)}
+    for num_rows, (name, shape) in itertools.product(numbers_of_rows, shapes.items()):
+        rows = list(_sweep(num_rows, *shape, bandwidth))
+        fastest = min(rows, key=lambda row: float(row["us"]))
+        if fastest["us"] < fastest["cublas_us"]:
+            fastest["product"] = dataclasses.asdict(Product(padded_rows(num_rows), *shape, ProductTuning(**fastest["tuning"])))
+        yield from ({"case": f"{name}, {num_rows} rows", **row, "is_best": "product" in row} for row in rows)
+
+
+def _sweep(num_rows: int, out_features: int, in_features: int, bandwidth: float) -> Iterator[dict[str, Any]]:
+    sets = num_sets(2 * out_features * in_features)
+    weights = [_normal(out_features, in_features) / in_features**0.5 for _ in range(sets)]
+    residual, norm = _normal(num_rows, in_features), _normal(in_features)
+    before = partial(add_rms_norm, None, residual, norm, 1e-5)
+
+    def cublas(weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(before(start=_PLAIN), weight)
+
+    expected = F.linear(before(start=_PLAIN).float(), weights[0].float())
+    cublas_us = graph_us([partial(cublas, weight) for weight in weights], _REP_MS)
+    before_us = graph_us([before] * 32, _REP_MS)
+    for tuning in product_tunings(out_features):
+        scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], "cuda")
+
+        def ours(weight: torch.Tensor, tuning: ProductTuning = tuning, scratch: ProductScratch = scratch) -> torch.Tensor:
+            return skinny_linear(before(start=_EARLY), weight, None, tuning, scratch, start=_EARLY)
+
+        error = relative_error(ours(weights[0]), expected)
+        assert error < _TOLERANCE, (num_rows, out_features, in_features, tuning, error)
+        us = graph_us([partial(ours, weight) for weight in weights], _REP_MS)
+        floor_us = 2 * out_features * in_features / bandwidth * 1e6
+        timed = {"us": us, "cublas_us": cublas_us, "x_cublas": us / cublas_us, "norm_us": before_us, "floor_us": floor_us, "error": error}
+        shown = f"{tuning.features} x {tuning.depth}, {tuning.splits} splits, {tuning.num_stages} stages"
+        yield {"cut": shown, **timed, "tuning": dataclasses.asdict(tuning)}
+
+
+def product_tunings(out_features: int) -> list[ProductTuning]:
+    """Cuts worth a try for a weight."""
+    found: dict[ProductTuning, None] = {}  # each once, in this order
+    for (features, depth, stages, warps), num_programs in itertools.product(_CUTS, _NUM_PROGRAMS):
+        splits = min(max(round(num_programs * features / out_features), 1), _MAX_SPLITS)
+        found[ProductTuning(features, depth, splits, stages, warps)] = None
+    return list(found)
+
+
+def sweep_layer_tunings(config: ModelConfig, numbers_of_tokens: Sequence[int], bandwidth: float) -> Iterator[dict[str, Any]]:
+    """A row for each operator, number of tokens and size."""
+    hidden, width = config.hidden_size, config.intermediate_size
+    for num_tokens in numbers_of_tokens:
+        norm = _normal(hidden)
+        sets = [(_normal(num_tokens, hidden), _normal(num_tokens, hidden), norm, 1e-5) for _ in range(num_sets(8 * num_tokens * hidden))]
+        for numbers in (256, 512, 1024, 2048):
+            tuning = LayerTuning(norm_numbers_per_warp=numbers)
+            us = graph_us([partial(add_rms_norm, *each, tuning=tuning) for each in sets], _REP_MS)
+            floor_us = 8 * num_tokens * hidden / bandwidth * 1e6
+            yield {"case": f"add_rms_norm, {num_tokens} tokens", "size": f"{numbers} numbers a warp", "us": us, "floor_us": floor_us}
+        gates = [_normal(num_tokens, 2 * width) for _ in range(num_sets(6 * num_tokens * width))]
+        for block, warps in ((512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)):
+            tuning = LayerTuning(silu_block=block, silu_warps=warps)
+            us = graph_us([partial(silu_mul, each, tuning=tuning) for each in gates], _REP_MS)
+            floor_us = 6 * num_tokens * width / bandwidth * 1e6
+            yield {"case": f"silu_mul, {num_tokens} tokens", "size": f"{block} columns, {warps} warps", "us": us, "floor_us": floor_us}
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
