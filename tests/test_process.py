@@ -9,7 +9,7 @@ import pytest
 from specwire.process import set_model_environment
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1000"), ("7", "7")])
+@pytest.mark.parametrize(("given", "expected"), [(None, "4000"), ("7", "7")])
 def test_the_model_environment_is_a_default(monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", given or "")
     if given is None:
