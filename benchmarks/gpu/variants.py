@@ -39,7 +39,7 @@ from specwire.engine.models.loader import dummy_model
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.sampling_params import SamplingParams
 
-SLICES = {"check": 90, "layer-ops": 10, "products": 90, "decode": 330, "smollm": 150}
+SLICES = {"check": 90, "layer-ops": 10, "products": 80, "decode": 280, "smollm": 110}
 AGAIN = "base again"
 _STEPS_PER_RUN = 48
 
@@ -73,6 +73,7 @@ def check(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         stripe_bytes=2**20,
         stripe_tokens=256,
         fuses_rows=True,
+        own_head=True,
         products=tuple(Product(rows, *shape, tuning) for rows in (16, 32, 64) for shape in shapes),
         layer=LayerTuning(norm_numbers_per_warp=1024, silu_block=2048),
     )
@@ -99,7 +100,7 @@ def decode(options: argparse.Namespace, config: ModelConfig, tuned: Sequence[Pro
         runners[name] = RoundRunner(model, cache, limits, backend=make_backend(model, chosen))
         runners[name].capture()
         print(f"{name}: captured in {time.perf_counter() - started:.1f} s; {EXPECTED[name][1] if name in EXPECTED else chosen}", flush=True)
-    yield from compare(runners, Steps(model, sizes), sizes.concurrency, num_runs=2 if options.tiny else 9)
+    yield from compare(runners, Steps(model, sizes), sizes.concurrency, num_runs=2 if options.tiny else 7)
 
 
 def compare(runners: Mapping[str, RoundRunner], steps: "Steps", concurrency: Sequence[int], *, num_runs: int) -> Iterator[dict[str, Any]]:

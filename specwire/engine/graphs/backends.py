@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from specwire.engine.kernels.linear import Linear
+from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.kernels.options import KernelOptions, padded_rows
 from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
 from specwire.engine.kv_cache import KVCache
@@ -94,6 +94,10 @@ class Backend(Protocol):
         """`linear(x)`."""
         ...
 
+    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """`head.write(hidden, logits)`."""
+        ...
+
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other."""
         ...
@@ -122,6 +126,10 @@ class TorchBackend:
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """See `Backend.linear`."""
         return linear(x)
+
+    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """See `Backend.head`."""
+        head.write(hidden, logits)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""
@@ -194,6 +202,16 @@ class TritonBackend:
         from specwire.engine.kernels.skinny_linear import skinny_linear
 
         return skinny_linear(x, weight, linear.bias, tuning, self._product_scratch, start=options.product_start)
+
+    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """See `Backend.head`."""
+        weight = head.plain_weight
+        if weight is None or len(hidden) > 1 or not self._options.own_head:
+            head.write(hidden, logits)
+            return
+        from specwire.engine.kernels.row_linear import row_linear
+
+        row_linear(hidden, weight, start=self._options.row_start(weight.numel()), output=logits)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""

@@ -36,7 +36,7 @@ def run_fused_row(
         )  # fmt: skip
         add(attention(query, layer_kv, inputs).view(1, num_heads * head_dim), layer.o)
         add(normed(layer.post_norm, layer.gate_up, gates=True), layer.down)
-    return backend.layers.add_rms_norm(None, residual, weights.final_norm, eps)
+    return backend.layers.add_rms_norm(None, residual, weights.final_norm, eps, weights.head.plain_weight)
 
 
 def _plain(linear: Linear) -> torch.Tensor:

@@ -28,4 +28,4 @@ def run_layers(model: Decoder, kv_cache: KVCache, backend: Backend, inputs: Pass
         x = linear(layer.o, attended.view(num_tokens, num_heads * head_dim))
         hidden = ops.add_rms_norm(x, residual, layer.post_norm, eps, layer.gate_up.plain_weight)
         x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden), layer.down.plain_weight))
-    return ops.add_rms_norm(x, residual, weights.final_norm, eps)
+    return ops.add_rms_norm(x, residual, weights.final_norm, eps, weights.head.plain_weight)

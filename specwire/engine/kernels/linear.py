@@ -84,6 +84,11 @@ class LogitsHead:
         self._linear = linear or (DenseLinear(weight.float()) if weight.device.type == "cpu" else None)
         self._weight = weight
 
+    @property
+    def plain_weight(self) -> torch.Tensor | None:
+        """[vocab_size, hidden_size]; None where something else multiplies."""
+        return self._weight if self._linear is None else None
+
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> float32 [R, vocab_size]."""
         if self._linear is not None:

@@ -94,12 +94,14 @@ class KernelOptions:
     Args:
         early: which kernels start early: "never", for Triton's interpreter; "rows" = products of a single row with a large weight; "chain" = all
             kernels of a layer that stand behind one that announces; "all" = also those behind a product of cuBLAS, which does not announce.
-        early_from: numbers of a single row's weight from which its product starts early.
+        early_from: numbers of a single row's weight from which its product starts early: behind a kernel that does not announce that costs about
+            0.7 us (docs/performance.md), and small ones gain less.
         prefetched_positions: attention brings keys and values of so many positions of each of its items, a power of two, into the
             second-level cache before the kernel before has ended.
         stripe_bytes: most bytes of a product's weight that the kernel before it begins to bring into the second-level cache.
         stripe_tokens: most tokens of a pass that does so.
         fuses_rows: norms, residual sums and SiLU-mul of a single row inside its products: six kernels a layer instead of nine.
+        own_head: the product of a single row with the vocabulary is taken as those of the layers are, not by cuBLAS.
         products: weights and rows that a kernel of our own multiplies in place of cuBLAS.
         layer: sizes of the kernels between the products.
         attention: how short rounds' attention is cut; None: the default.
@@ -111,6 +113,7 @@ class KernelOptions:
     stripe_bytes: int = 0
     stripe_tokens: int = 64
     fuses_rows: bool = False
+    own_head: bool = False
     products: tuple[Product, ...] = ()
     layer: LayerTuning = LayerTuning()
     attention: "AttentionTuning | None" = None
@@ -121,8 +124,9 @@ class KernelOptions:
 
     @classmethod
     def for_device(cls, device: torch.device) -> "KernelOptions":
-        """The defaults; Triton's interpreter knows no early start."""
-        return cls() if device.type == "cuda" else cls(early="never")
+        """The defaults; GPUs before Hopper and Triton's interpreter know no early start."""
+        is_able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        return cls() if is_able else cls(early="never")
 
     @property
     def chains(self) -> bool:

@@ -7,8 +7,7 @@ import triton.language as tl
 from specwire.engine.kernels.early import announce, wait
 from specwire.engine.kernels.options import Start
 
-_EARLY_FROM = 2**22
-"""Weights of so many numbers are worth an early start: it costs a launch about 0.7 us, and small ones gain less (docs/performance.md)."""
+_PLAIN = Start()
 
 
 def row_linear(
@@ -16,30 +15,31 @@ def row_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    start: Start | None = None,
+    start: Start = _PLAIN,
     residual: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x @ weight.T + bias, accumulated in float32, in x's dtype.
 
-    On a GPU the first part of a large weight is on its way before the kernel launched before has ended.
+    If it starts early, the first part of the weight is on its way before the kernel launched before has ended.
 
     Args:
         x: [1, in_features], contiguous.
         weight: [out_features, in_features], contiguous; no kernel writes it.
         bias: [out_features] or None.
-        start: how the kernel is launched; None: early on a GPU, if the weight is large.
+        start: how the kernel is launched.
         residual: [1, out_features], contiguous: the rounded product is added to it, and it is what is returned.
+        output: [1, out_features], contiguous, of any floating dtype: what is written and returned instead. Not with a residual.
     """
     in_features, out_features = x.shape[1], weight.shape[0]
     assert x.shape == (1, weight.shape[1]), (x.shape, weight.shape)
     assert x.is_contiguous(), x.stride()
     assert weight.is_contiguous(), weight.stride()
     assert residual is None or (residual.is_contiguous() and residual.shape == (1, out_features)), (residual.shape, out_features)
-    if start is None:
-        is_early = x.is_cuda and weight.numel() >= _EARLY_FROM
-        start = Start(has_instructions=is_early, is_early=is_early)
+    assert output is None or (residual is None and output.is_contiguous() and output.shape == (1, out_features)), (output.shape, out_features)
     block, depth = (4, 1024) if start.is_early else (8, 512)
-    output = x.new_empty(1, out_features) if residual is None else residual
+    if output is None:
+        output = x.new_empty(1, out_features) if residual is None else residual
     row_linear_kernel[(triton.cdiv(out_features, block),)](
         x, weight, bias, output, out_features,
         IN=in_features, BIAS=bias is not None, ADD=residual is not None, BLOCK=block, DEPTH=depth, EARLY=start.has_instructions, num_warps=4,

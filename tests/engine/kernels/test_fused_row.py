@@ -45,6 +45,15 @@ def test_rounds_where_the_separate_kernels_round():
     torch.testing.assert_close(fused, separate, atol=0, rtol=2 ** (-8 if dtype is torch.float16 else -6))
 
 
+def test_a_product_in_a_wider_dtype():
+    """As the vocabulary's: nothing is rounded."""
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    x, weight = random(1, 64, seed=1).to(dtype), random(40, 64, seed=2).to(dtype)
+    logits = torch.full((1, 40), float("nan"), device=DEVICE)
+    assert row_linear(x, weight, start=Start(), output=logits) is logits
+    torch.testing.assert_close(logits.double(), x.double() @ weight.double().t(), atol=1e-5, rtol=1e-5)
+
+
 def test_the_product_is_rounded_before_it_is_added():
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
     x, weight, residual = (random(*shape, seed=shape[0]).to(dtype) for shape in ((1, 64), (40, 64), (1, 40)))
