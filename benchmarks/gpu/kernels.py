@@ -15,11 +15,10 @@ from benchmarks.gpu.attention_cases import LLAMA_1B, LLAMA_8B, SMOLLM2_135M, Bat
 from benchmarks.gpu.row_sampling import time_rows
 from benchmarks.gpu.slices import Slices, make_parser
 from benchmarks.gpu.timing import copy_bandwidth, graph_us, num_sets, relative_error
-from specwire.engine.kernels import gumbel_argmax, gumbel_argmax_torch, layer_ops, layer_ops_torch
+from specwire.engine.kernels import layer_ops, layer_ops_torch
 from specwire.engine.kernels.work_list import PREFILL_TUNING, AttentionTuning
 from specwire.engine.models.config import RopeConfig
 from specwire.engine.models.rope import rope_table
-from specwire.engine.sampling.philox import Stream, gumbel, noise_words
 
 _BF16_TOLERANCE = 6e-3
 """Relative error that bfloat16 operands explain (weights of the positions are rounded to it)."""
@@ -222,35 +221,11 @@ def _layer_op_rows(bandwidth: float, cache: torch.Tensor, num_tokens: int) -> li
     return rows
 
 
-def time_sampling(bandwidth: float) -> list[dict[str, Any]]:
-    """Greedy rows and rows at temperature 1 over llama-8b's vocabulary."""
-    rows = []
-    vocab_size = 128256
-    for num_rows in (1, 32, 256, 2304):
-        keys = torch.randint(-(2**63), 2**63 - 1, (num_rows,), device="cuda")
-        indices, choices = torch.randint(0, 100_000, (num_rows,), device="cuda"), torch.randint(0, 4, (num_rows,), device="cuda")
-        logits = torch.randn(num_rows, vocab_size, device="cuda") * 3
-        for temperature in (0.0, 1.0):
-            temperatures = torch.full((num_rows,), temperature, device="cuda")
-            arguments = (logits, temperatures, keys, indices, choices, Stream.TARGET)
-            checked = [argument[:32] for argument in arguments[:5]]
-            tokens = gumbel_argmax.gumbel_argmax(*arguments)
-            if not torch.equal(tokens[:32], gumbel_argmax_torch.gumbel_argmax(*checked, Stream.TARGET)):
-                scores = checked[0] + temperature * gumbel(noise_words(checked[2], checked[3], checked[4], Stream.TARGET, vocab_size))
-                lost = scores.amax(1) - scores.gather(1, tokens[:32, None])[:, 0]
-                assert float(lost.max()) < 1e-5, (num_rows, lost)
-            us = graph_us([partial(gumbel_argmax.gumbel_argmax, *arguments)] * max(1, 64 // num_rows))
-            floor = logits.numel() * 4 / bandwidth * 1e6
-            rows.append({"case": f"gumbel_argmax {num_rows} rows at T={temperature:g}", "us": us, "floor_us": floor, "share_of_copy": floor / us})
-    return rows
-
-
 _PARTS = {
     "attention-check": (10, check_attention),
     "attention": (20, time_attention),
     "prefill": (10, time_prefill),
     "layer-ops": (10, time_layer_ops),
-    "sampling": (10, time_sampling),
     "row-sampling": (25, time_rows),
     "sweep": (40, sweep_attention),
     "sweep-prefill": (20, sweep_prefill),

@@ -19,6 +19,7 @@ _BLOCK_SIZE = 16
 _NUM_CHECKED = 32
 KINDS: Mapping[str, SamplingParams] = {
     "nothing": SamplingParams(temperature=1.0),
+    "nothing, greedy": SamplingParams(temperature=0.0),
     "top_p 0.95": SamplingParams(temperature=1.0, top_p=0.95),
     "top_k 50": SamplingParams(temperature=1.0, top_k=50),
     "top_k 50, top_p 0.95": SamplingParams(temperature=1.0, top_k=50, top_p=0.95),
@@ -81,7 +82,7 @@ def time_rows(bandwidth: float, vocab_size: int = 128256) -> list[dict[str, Any]
     results = []
     for num_rows in (1, 32, 256, 2304):
         for kind, params in KINDS.items():
-            if num_rows == 2304 and kind != "nothing":
+            if num_rows == 2304 and not kind.startswith("nothing"):
                 continue
             rows = Rows(params, num_rows, vocab_size, torch.device("cuda"))
             different = num_different(rows)

@@ -10,4 +10,4 @@ from benchmarks.gpu.row_sampling import KINDS, Rows, num_different
 def test_kinds_sample_what_the_twin_does(kind):
     rows = Rows(KINDS[kind], 2, 99, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     assert num_different(rows) == 0
-    assert (int(rows.inputs.asks[0]) == 0) == (kind == "nothing")
+    assert (int(rows.inputs.asks[0]) == 0) == kind.startswith("nothing")

@@ -1,4 +1,4 @@
-"""A draft and its probability in one pass over the logits, in Triton: `gumbel_argmax` with the sum of softmax beside it."""
+"""A draft and its probability in one pass over the logits, in Triton: argmax with noise, and the sum of softmax beside it."""
 
 import torch
 import triton

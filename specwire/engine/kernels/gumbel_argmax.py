@@ -1,36 +1,16 @@
-"""The sampled token of rows without filters, in Triton: argmax of z + T * g with the noise made where it is used (design section 3).
+"""Parts of the kernels that sample, in Triton: argmax of z + T * g by chunks of a row, with the noise made where it is used (design section 3).
 
-The words are those of `sampling.philox`, bit for bit; `g` is equal to rounding. No noise is ever in memory.
+The words are those of `sampling.philox`, bit for bit; `g` is equal to rounding. No noise is ever in memory. What the parts give together is
+`gumbel_argmax_torch.gumbel_argmax`.
 """
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from specwire.engine.sampling.philox import MAX_UNIFORM, Stream
-
 LN_2 = tl.constexpr(0.6931471805599453)
 CHUNK = 2048
 """Tokens of one program."""
-
-
-def gumbel_argmax(
-    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, indices: torch.Tensor, choices: torch.Tensor, stream: Stream
-) -> torch.Tensor:
-    """See `gumbel_argmax_torch.gumbel_argmax`."""
-    num_rows, vocab_size = logits.shape
-    assert logits.stride(1) == 1, logits.stride()
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
-    best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
-    best_token = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    chunk_argmax[(num_chunks, num_rows)](
-        logits, temperatures, keys, indices, choices, best, best_token, logits.stride(0), vocab_size,
-        STREAM=int(stream), MAX_UNIFORM=MAX_UNIFORM, APPROXIMATE=logits.is_cuda, CHUNK=CHUNK, num_warps=4,
-    )  # fmt: skip
-    row_argmax[(num_rows,)](best, best_token, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1)
-    return token_ids
 
 
 @triton.jit
@@ -80,34 +60,6 @@ def chunk_best(z, block, row, temperatures, keys, indices, choices, STREAM: tl.c
     other_value, other_token = best_of(z2, 4 * block + 2, z3, 4 * block + 3)
     value, token = best_of(value, token, other_value, other_token)
     return tl.reduce((value, token), 0, best_of)
-
-
-@triton.jit
-def chunk_argmax(
-    logits,
-    temperatures,
-    keys,
-    indices,
-    choices,
-    best,
-    best_token,
-    row_stride,
-    vocab_size,
-    STREAM: tl.constexpr,
-    MAX_UNIFORM: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Grid (chunks, rows)."""
-    chunk = tl.program_id(0)
-    row = tl.program_id(1)
-    block = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
-    column = 4 * block[:, None] + tl.arange(0, 4)[None, :]
-    z = tl.load(logits + row.to(tl.int64) * row_stride + column, column < vocab_size, float("-inf"))
-    z = tl.where(z == z, z, float("inf"))  # a bad row ends as one with infinity
-    value, token = chunk_best(z, block, row, temperatures, keys, indices, choices, STREAM, MAX_UNIFORM, APPROXIMATE)
-    tl.store(best + row * tl.num_programs(0) + chunk, value)
-    tl.store(best_token + row * tl.num_programs(0) + chunk, token)
 
 
 @triton.jit

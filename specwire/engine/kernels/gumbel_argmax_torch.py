@@ -1,4 +1,4 @@
-"""The torch twin of `gumbel_argmax`, for any device."""
+"""The sampled token of rows without filters, in torch, for any device: what the parts in `gumbel_argmax` give together."""
 
 import torch
 

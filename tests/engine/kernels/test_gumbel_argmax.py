@@ -5,12 +5,26 @@ import torch
 import triton
 import triton.language as tl
 
+from specwire.engine.graphs import row_ops
+from specwire.engine.graphs.tensors import RoundInputs, RoundLimits, SlotState
 from specwire.engine.kernels import gumbel_argmax as kernel
-from specwire.engine.kernels import gumbel_argmax_torch as twin
+from specwire.engine.kernels.gumbel_argmax_torch import gumbel_argmax
 from specwire.engine.sampling.philox import MAX_UNIFORM, Stream, gumbel, key_to_int64, noise_words
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BACKENDS = pytest.mark.parametrize("module", [kernel, twin], ids=["triton", "torch"])
+
+
+def sample_targets(logits, temperatures, keys, indices, choices, stream):
+    """The kernel of rounds, over rows that ask for nothing."""
+    assert stream is Stream.TARGET
+    limits = RoundLimits(max_num_seqs=len(logits), max_num_draft_tokens=0, max_num_batched_tokens=len(logits), max_model_len=16)
+    inputs = RoundInputs.allocate(limits, 1, DEVICE)
+    for target, source in ((inputs.temperatures, temperatures), (inputs.keys, keys), (inputs.indices, indices), (inputs.choices, choices)):
+        target.copy_(source)
+    return row_ops.sample_targets(logits, SlotState.allocate(limits, 16, DEVICE, logits.shape[1]), inputs)
+
+
+BACKENDS = pytest.mark.parametrize("sample", [sample_targets, gumbel_argmax], ids=["triton", "torch"])
 
 
 def rows(temperatures):
@@ -58,15 +72,15 @@ def test_noise_is_equal_to_rounding():
 
 @BACKENDS
 @pytest.mark.parametrize("vocab_size", [7, 5003])
-def test_is_the_argmax_of_logits_plus_noise(module, vocab_size):
+def test_is_the_argmax_of_logits_plus_noise(sample, vocab_size):
     temperatures, keys, indices, choices = rows([0.0, 1.0, 0.3, 0.0, 2.5])
     logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(DEVICE) * 3
     scores = logits + temperatures[:, None] * gumbel(noise_words(keys, indices, choices, Stream.TARGET, vocab_size))
-    assert torch.equal(module.gumbel_argmax(logits, temperatures, keys, indices, choices, Stream.TARGET), scores.argmax(1))
+    assert torch.equal(sample(logits, temperatures, keys, indices, choices, Stream.TARGET), scores.argmax(1))
 
 
 @BACKENDS
-def test_ties_bad_rows_and_forbidden_tokens(module):
+def test_ties_bad_rows_and_forbidden_tokens(sample):
     temperatures, keys, indices, choices = rows([0.0, 0.0, 1.0, 0.0, 1.0, 0.0])
     logits = torch.zeros(6, 5000, device=DEVICE)
     logits[0, [4800, 4500, 4999]] = 2.0  # a tie: the lowest id
@@ -76,4 +90,4 @@ def test_ties_bad_rows_and_forbidden_tokens(module):
     logits[4] = float("-inf")
     logits[4, 4321] = -50.0  # the only token allowed
     logits[5, 9] = float("inf")
-    assert module.gumbel_argmax(logits, temperatures, keys, indices, choices, Stream.TARGET).tolist() == [4500, -1, -1, -1, 4321, -1]
+    assert sample(logits, temperatures, keys, indices, choices, Stream.TARGET).tolist() == [4500, -1, -1, -1, 4321, -1]
