@@ -52,15 +52,19 @@ class RoundReader:
         launched = self.unread.popleft()
         number = launched.request.round
         try:
-            outputs = iter(launched.pending.results() if launched.pending is not None else ())
+            outputs = launched.pending.results() if launched.pending is not None else []
+            num_segments = len(launched.segments)
+            assert len(outputs) == num_segments, f"round {number} has {num_segments} segments, {len(outputs)} came out"
+            rest = iter(outputs)
+            rows = [self._settle(number, plan, rest) for plan in launched.planned]
         except Exception as error:
             # Later rounds may be launched on top of this one: nothing of them may count.
             launched.error = error
             for segment in launched.segments:
                 self._kill(segment.slot, f"round {number} failed with {type(error).__name__}; reopen the sequence", number)
             return
-        launched.rows = [self._settle(number, plan, outputs) for plan in launched.planned]
-        self.num_rows.update(row.status for row in launched.rows)
+        launched.rows = rows
+        self.num_rows.update(row.status for row in rows)
 
     def _settle(self, number: int, plan: Segment | Unrun | VerifyRowResult, outputs: Iterator[SegmentTokens]) -> VerifyRowResult:
         """A row's answer."""

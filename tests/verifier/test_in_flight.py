@@ -225,16 +225,21 @@ def test_a_round_that_could_not_start_moves_no_slot(model, make, truth, monkeypa
     assert rounds.launch([ahead(0, len(PROMPT) + 1, 1, parent=1)]).rows[0].token_ids == truth[1:2]
 
 
-def test_a_round_that_failed_in_flight_ends_its_sequences_and_no_others(model, make, truth):
+def fail(*_):
+    raise RuntimeError("device lost")
+
+
+@pytest.mark.parametrize(("results", "error", "message"), [(fail, RuntimeError, "device lost"), (list, AssertionError, "1 segments, 0 came out")])
+def test_a_round_that_failed_in_flight_ends_its_sequences_and_no_others(model, make, truth, results, error, message):
     rounds = Rounds(make(model, num_in_flight=3))
     rounds.open(0, [*PROMPT, *truth[:8]])
     first = rounds.start([ahead(0, 16, rounds.round)])
-    first.pending.results = fail
+    first.pending.results = results
     second = rounds.start([ahead(0, 17, rounds.round), prefill(1, 9)], opens=[open_message(1, PROMPT)])
-    with pytest.raises(RuntimeError, match="device lost"):
+    with pytest.raises(error, match=message):
         rounds.finish(first)
     behind, other = rounds.finish(second).rows
-    assert (behind.status, behind.error) == (BAD, "round 2 failed with RuntimeError; reopen the sequence")
+    assert (behind.status, behind.error) == (BAD, f"round 2 failed with {error.__name__}; reopen the sequence")
     assert other.token_ids == truth[:1]
     rounds.launch(closes=[SlotRef(0, 1), SlotRef(1, 1)])
     assert rounds.open(2, [*PROMPT, *truth[:9]]).num_cached_tokens == 0
@@ -247,7 +252,3 @@ def test_resetting_waits_for_what_is_in_flight(model, make, truth):
     rounds.verifier.check_integrity()
     assert (rounds.verifier.num_unread_rounds, rounds.verifier.num_free_blocks) == (0, rounds.verifier.num_blocks)
     assert [rounds.finish(each).rows[0].token_ids for each in launched] == [[], truth[:1]]
-
-
-def fail(*_):
-    raise RuntimeError("device lost")

@@ -72,8 +72,8 @@ class Round:
     def results(self) -> list[SegmentTokens]:
         """Waits for the round, and for nothing behind it. One output a row, in order: without tokens where the row does not sample."""
         assert not self.is_read, "a round is read once: its buffers are another's by now"
+        self.is_read = True  # also where the device fails: later rounds are to end with its own error
         self.wait()
-        self.is_read = True
         numbers = self._download.results[: len(self._rows)].numpy()
         rows = self._rows
         if self._is_plain and not numbers[:, 0].any():

@@ -177,3 +177,21 @@ def test_impossible_rounds_are_caught():
     assert len(first.results()) == 1
     with pytest.raises(AssertionError, match="read once"):
         first.results()
+
+
+class LostDevice:
+    """In place of a round's event."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("device lost")
+
+
+def test_a_round_that_failed_holds_no_buffer_of_later_ones():
+    pair = Pair(tiny_model())
+    pair.open(0, [5, 6, 7], GREEDY)
+    row = RoundRow(0, 0, [5, 6, 7], 0, [0], pair.sequences[0].sampling)
+    for _ in range(3):
+        launched = pair.runner.launch([row])
+        launched._arrived = LostDevice()
+        with pytest.raises(RuntimeError, match="device lost"):
+            launched.results()
