@@ -13,6 +13,7 @@ from specwire.policy.capacity import EngineDescription
 from specwire.speculative_config import check_rates
 from specwire.token_ids import check_token_ids
 
+from .calibration import Calibration
 from .counters import Counters, DegradedLog
 from .peers import VerifierPeer
 from .room import find_preemptible, has_room
@@ -47,6 +48,7 @@ class Admission:
 
     Attributes:
         parked: sequences that neither wait nor run until their clients have read.
+        calibration: what lanes know of drafters' scores; None without adaptive verification.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Admission:
         self.accept = accept
         self.lane_changed = lane_changed
         self.description: EngineDescription | None = None
+        self.calibration: Calibration | None = None
         self.lanes: list[Lane] = []
         self.counters = Counters()
         self.log = DegradedLog(logger)

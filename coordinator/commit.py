@@ -93,6 +93,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
         if sink.num_backlog_tokens > max_backlog:
             sequence.is_paused = True
             sink.notify_below(max_backlog // 2 + 1, partial(lane.admission.resume, sequence.request))
+    if round_.plan.choice is not None:
+        round_.plan.choice.observe(round_, result)
     lane.telemetry.committed(lane, round_, result, gaps)
     if is_short_of_blocks and round_.number >= lane.preempted_round:
         _preempt_newest(lane)

@@ -9,6 +9,7 @@ from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription
+from specwire.policy.curves import DraftCurve
 
 from .countdown import Countdown
 from .limits import check_drafter
@@ -31,6 +32,7 @@ class Drafter:
         num_open: slots that this coordinator's lanes hold there.
         links: those that are connected, or about to be.
         window: longest sequence that it drafts for.
+        curve: what its drafts cost, followed by all lanes.
         description: as of its last connection; None before the first.
     """
 
@@ -43,6 +45,7 @@ class Drafter:
         self.max_drafts = 0
         self.window = 0
         self.times = ReplyTimes()
+        self.curve = DraftCurve(())
         self._min_wait_s = config.min_draft_wait_ms / 1000
         self._window = config.speculative_config.max_model_len or sys.maxsize
         self.description: ServiceDescription | None = None
@@ -69,6 +72,7 @@ class Drafter:
         if description.instance_id != self._instance_id:
             self._instance_id = description.instance_id
             self.times = ReplyTimes(description.draft_cost)
+            self.curve = DraftCurve(description.draft_cost, description.draft_ms_per_kv_token)
 
     def wait_s(self, num_draft_tokens: int, num_sequences: int) -> float:
         """How long a step may wait for an answer."""
@@ -78,7 +82,7 @@ class Drafter:
 async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
     """Drafts for each decoding sequence of the plan, empty where there are none in time. Changes no sequence.
 
-    Opens go along while K is above 0, so that prefills at the drafter begin early; closes always do.
+    Opens go along while drafts may be asked for, so that prefills at the drafter begin early; closes always do.
     """
     if plan.num_speculative_tokens and not all(plan.num_drafts):
         _count_undrafted(lane, plan)
@@ -91,13 +95,17 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
                 if place.base_len != len(sequence.token_ids) or not place.drafts:
                     place.num_asked = num_drafts
                     place.link.asks.append(place)
+    if plan.choice is not None:
+        plan.choice.asking(lane.links)
     countdown = Countdown()
     for link in lane.links:
-        link.post(countdown, may_open=plan.num_speculative_tokens > 0)
+        link.post(countdown, may_open=plan.may_open)
     await countdown.wait()
     if not plan.is_drafting:
         return [NO_DRAFTS] * len(plan.decodes)
     plan.times.drafted_ns = time.monotonic_ns()
+    if plan.choice is not None:
+        plan.choice.drafted()
     drafts = []
     for sequence, num_drafts in zip(plan.decodes, plan.num_drafts, strict=True):
         place = sequence.draft_slot if num_drafts else None

@@ -11,10 +11,12 @@ from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
 from specwire.messages import FinishReason, GenerateRequest, ServiceDescription, TokenizerSpec
 from specwire.policy.capacity import EngineDescription, describe_engine
+from specwire.policy.effective import EffectiveSetting, effective_speculation
 from specwire.tokenizer import Tokenizer
 
 from .admission import Admission, check_request
 from .balance import Balancer
+from .calibration import Calibration, check_acceptance
 from .counters import Counters
 from .discovery import Resolver, resolve_host
 from .ending import end_sequence, fail_request, progress_of
@@ -58,6 +60,9 @@ class Engine:
         config: addresses and limits.
         connect_verifier, connect_drafter: make a peer.
         resolve: looks host names up.
+
+    Attributes:
+        speculation: the configuration of speculation in effect; empty until a verifier was reached.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Engine:
         self._fleet = Fleet(config, self._admission, connect_verifier, connect_drafter, resolve, lambda lane: lane.run(step))
         self._requests: set[Request] = set()
         self._num_arrivals = 0
+        self.speculation: tuple[EffectiveSetting, ...] = ()
         self._balancing: asyncio.Task[None] | None = None
         self._tokenizer: Tokenizer | None = None
         self._is_stopping = False
@@ -164,6 +170,8 @@ class Engine:
         if self._balancing is not None:
             self._balancing.cancel()
         await self._fleet.stop()
+        if self._admission.calibration is not None:
+            await self._admission.calibration.stop()
         await asyncio.to_thread(self._admission.telemetry.close)
 
     def submit(self, message: GenerateRequest, sink: Sink, on_end: Callable[[int], None] | None = None) -> RequestHandle:
@@ -212,6 +220,8 @@ class Engine:
         if self.description is None:
             self._adopt(describe_engine(self._config, [description]))
         assert self.description is not None, "a description was just adopted"
+        if self._admission.calibration is not None:
+            check_acceptance(description)
         check_lane(self.description, description)
         if self._tokenizer is None and description.tokenizer_fingerprint:
             self._tokenizer = await asyncio.to_thread(Tokenizer, await answer_in_time(peer.get_tokenizer(), "GetTokenizer"))
@@ -224,6 +234,11 @@ class Engine:
         )  # fmt: skip
         for reason in engine.reasons:
             logger.info("clipped: %s", reason)
+        self.speculation = tuple(effective_speculation(self._config, engine))
+        logger.info("speculation: %s", ", ".join(f"{setting.key} {setting.value}" for setting in self.speculation))
+        if self._config.speculative_config.enable_adaptive_verification and engine.num_speculative_tokens:
+            self._admission.calibration = Calibration(self._config, engine)
+            self._admission.calibration.start()
         self._fleet.connect_drafters()
 
     def _lane_changed(self) -> None:

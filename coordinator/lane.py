@@ -12,6 +12,7 @@ from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResu
 from specwire.policy.cost import verify_ms
 from specwire.policy.schedule import SteadySchedule
 
+from .adaptive import LanePolicy
 from .answer_watch import AnswerWatch
 from .backoff import Backoff
 from .balance import let_go
@@ -46,6 +47,7 @@ class Lane:
         num_free_blocks: as of the last answer, without those promised to rounds in flight.
         preempted_round: rounds before this one were sent before the last preemption took effect.
         unpinned: sequences that look for a drafter; may_pin: they may find one now.
+        policy: of adaptive verification; None without it.
         leaving: sequences that go to another lane between two steps.
         free, epochs: unused slots, and the last epoch of every slot.
     """
@@ -70,6 +72,7 @@ class Lane:
         self.may_pin = False
         self.max_num_batched_tokens = 0
         self.schedule = SteadySchedule(())
+        self.policy: LanePolicy | None = None
         self.num_speculative_tokens = 0
         self.vocab_size = 0
         self.block_size = 1
@@ -245,6 +248,7 @@ class Lane:
         self.eos_token_ids = description.eos_token_ids
         self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
         self.num_free_blocks = welcome.free_blocks
+        self.policy = self._new_policy()
         self.epochs = [0] * engine.max_num_seqs
         self.free = list(reversed(range(engine.max_num_seqs)))
         self.next_round, self.preempted_round, self.is_lockstep = 1, 0, False
@@ -253,6 +257,14 @@ class Lane:
         self.is_ready, self.reason = True, ""
         logger.info("lane %d: verifier %s is there", self.index, self.address)
         self.admission.lane_changed()
+
+    def _new_policy(self) -> LanePolicy | None:
+        """What was learned of the steps of another process need not hold for this one; what scores are worth is known by all lanes."""
+        calibration = self.admission.calibration
+        if calibration is None:
+            return None
+        config, label = self.admission.config, f"lane {self.index}"
+        return LanePolicy(config, calibration, self.verify_cost, self.num_speculative_tokens, self.max_outstanding_rounds, label)
 
     def _drain(self) -> None:
         """The verifier is about to stop: no further rounds."""

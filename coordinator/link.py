@@ -38,6 +38,7 @@ class DraftLink:
         slots: live slots by index.
         asks: slots whose drafts the next `post` asks for.
         asked: the last round with rows.
+        draft_ms: the drafter's work on its last answer; 0 = not known.
     """
 
     def __init__(self, drafter: "Drafter", lane: "Lane", connect: DrafterFactory, max_message_bytes: int, hello: Hello) -> None:
@@ -56,6 +57,7 @@ class DraftLink:
         self._session = 0
         self._round = 0
         self.asked = AskedRound(self._miss, self._give_up)
+        self.draft_ms = 0.0
         self._patience = asyncio.timeout(None)
         self.reason = "not reached yet"
         self._closes: list[SlotRef] = []
@@ -259,6 +261,7 @@ class DraftLink:
             return
         reply_s = (time.monotonic_ns() - self.asked.sent_ns) / 1e9
         if result.round:
+            self.draft_ms = max(0, result.timing.finished_ns - result.timing.started_ns) / 1e6
             self.lane.telemetry.drafted(self, result)
         take_rows(self, result.rows, is_asked=result.round > 0)
         if result.round:

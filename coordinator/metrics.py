@@ -8,7 +8,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from specwire.errors import SpecwireError
-from specwire.messages import DraftResult, VerifyResult
+from specwire.messages import DraftResult, RoundTiming, VerifyResult
 from specwire.metrics import LATENCY_BOUNDS, NUM_TOKENS_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.policy.cost import verify_ms
 from specwire.statuses import status_code
@@ -16,9 +16,11 @@ from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 if TYPE_CHECKING:
+    from .adaptive import Choice
     from .api_keys import KeyRing
     from .lane import Lane
     from .link import DraftLink
+    from .plan import StepTimes
     from .rpc import Connectors
     from .sequence import Request, Sequence
     from .slots import Round
@@ -30,6 +32,7 @@ MAX_PEERS = 256
 """Addresses that have series of their own; those that come later share `OTHER`, so that scaling for months does not fill the memory."""
 OTHER = "other"
 _K_BOUNDS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64)
+_BUDGET_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _NUM_RECENT = 128
 
 
@@ -49,10 +52,34 @@ class StepParts(NamedTuple):
     commit: int
 
 
-class LaneMetrics:
-    """One verifier's steps. recent: the last ones."""
+def step_parts(times: "StepTimes", timing: RoundTiming, now_ns: int) -> StepParts:
+    """Of a step that is committed now. The verifier's clock may be set while it works: its times count only as far as they fit into the round
+    trip."""
+    round_trip_ns = times.answered_ns - times.sent_ns
+    propose_ns = times.drafted_ns - times.asked_ns
+    forward_ns = min(max(0, timing.finished_ns - timing.started_ns), round_trip_ns)
+    queue_ns = min(max(0, timing.started_ns - timing.received_ns), round_trip_ns - forward_ns)
+    return StepParts(
+        plan=times.sent_ns - times.planned_ns - propose_ns,
+        propose=propose_ns,
+        verify_hop=round_trip_ns - queue_ns - forward_ns,
+        verify_queue=queue_ns,
+        forward=forward_ns,
+        commit=now_ns - times.answered_ns,
+    )
 
-    __slots__ = ("hop", "k", "measured", "num_speculative_tokens", "parts", "predicted", "recent", "step")
+
+class LaneMetrics:
+    """One verifier's steps. recent: the last ones.
+
+    With adaptive verification also its drafting steps by their budget (drafts that were verified), drafts that came, its probes and steps of
+    fixed K, and what steps were predicted to take and took.
+    """
+
+    __slots__ = (
+        "budget", "hop", "k", "measured", "measured_step", "num_fixed", "num_offered", "num_probes", "num_speculative_tokens", "parts", "predicted",
+        "predicted_step", "recent", "step",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.num_speculative_tokens = 0
@@ -62,6 +89,10 @@ class LaneMetrics:
         self.predicted = Histogram(STEP_BOUNDS)
         self.measured = Histogram(STEP_BOUNDS)
         self.k = Histogram(_K_BOUNDS, unit=1)
+        self.budget = Histogram(_BUDGET_BOUNDS, unit=1)
+        self.num_offered = self.num_probes = self.num_fixed = 0
+        self.predicted_step = Histogram(STEP_BOUNDS)
+        self.measured_step = Histogram(STEP_BOUNDS)
         self.recent: deque[StepParts] = deque(maxlen=_NUM_RECENT)
 
 
@@ -159,19 +190,7 @@ class Metrics:
     def committed(self, lane: "Lane", round_: "Round", result: VerifyResult, gaps: dict[tuple[int, int], int]) -> None:
         now_ns = time.monotonic_ns()
         metrics, times, timing, k = self.lane(lane.address), round_.plan.times, result.timing, round_.plan.num_speculative_tokens
-        round_trip_ns = times.answered_ns - times.sent_ns
-        propose_ns = times.drafted_ns - times.asked_ns
-        # The verifier's clock may be set while it works: its times count only as far as they fit into the round trip.
-        forward_ns = min(max(0, timing.finished_ns - timing.started_ns), round_trip_ns)
-        queue_ns = min(max(0, timing.started_ns - timing.received_ns), round_trip_ns - forward_ns)
-        parts = StepParts(
-            plan=times.sent_ns - times.planned_ns - propose_ns,
-            propose=propose_ns,
-            verify_hop=round_trip_ns - queue_ns - forward_ns,
-            verify_queue=queue_ns,
-            forward=forward_ns,
-            commit=now_ns - times.answered_ns,
-        )
+        parts = step_parts(times, timing, now_ns)
         for histogram, part_ns in zip(metrics.parts.values(), parts, strict=True):
             histogram.observe(part_ns)
         metrics.step.observe(now_ns - times.planned_ns)
@@ -179,11 +198,24 @@ class Metrics:
         metrics.num_speculative_tokens = k
         metrics.k.observe(k)
         if timing.received_ns:
-            metrics.hop.observe(max(0, round_trip_ns - max(0, timing.sent_ns - timing.received_ns)))
-        self._compare_cost(metrics, lane, round_, result, forward_ns)
+            metrics.hop.observe(max(0, times.answered_ns - times.sent_ns - max(0, timing.sent_ns - timing.received_ns)))
+        self._compare_cost(metrics, lane, round_, result, parts.forward)
+        if round_.plan.choice is not None:
+            self._note_choice(metrics, round_.plan.choice)
         for (gap_ns, num_tokens), num_sequences in gaps.items():
             self.inter_token_latency.observe_parts(gap_ns, num_tokens, num_sequences)
             self.num_generated_tokens += num_tokens * num_sequences
+
+    def _note_choice(self, metrics: LaneMetrics, choice: "Choice") -> None:
+        metrics.num_probes += choice.request.is_probe
+        metrics.num_fixed += choice.request.fallback != ""
+        if choice.shape.num_requested:
+            metrics.num_offered += choice.num_offered
+            metrics.budget.observe(choice.budget)
+        if choice.step_ms is not None:
+            predicted_ms, measured_ms = choice.step_ms
+            metrics.predicted_step.observe(round(1e6 * predicted_ms))
+            metrics.measured_step.observe(round(1e6 * measured_ms))
 
     def drafted(self, link: "DraftLink", result: DraftResult) -> None:
         metrics, timing, reply_ns = self.drafter(link.drafter.address), result.timing, time.monotonic_ns() - link.asked.sent_ns

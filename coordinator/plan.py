@@ -9,6 +9,7 @@ from .sequence import Sequence
 from .slots import Slot
 
 if TYPE_CHECKING:
+    from .adaptive import Choice
     from .lane import Lane
     from .trace_records import StepTrace
 
@@ -40,16 +41,20 @@ class Plan:
         num_drafts: most drafts of each.
         chunks: slots that get a prefill row, with their token budgets.
         num_speculative_tokens: K of this step.
+        may_open: drafters are told of new sequences, so that they can draft for them when they are asked to.
         is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one.
         times: filled in as the step goes on.
+        choice: of adaptive verification, filled in likewise; None without it, and where nobody could be asked.
     """
 
     decodes: list[Sequence]
     num_drafts: list[int]
     chunks: list[tuple[Slot, int]]
     num_speculative_tokens: int
+    may_open: bool
     is_drafting: bool
     times: StepTimes
+    choice: "Choice | None" = None
 
 
 def make_plan(lane: "Lane") -> Plan | None:
@@ -68,23 +73,35 @@ def make_plan(lane: "Lane") -> Plan | None:
     if decodes:
         reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
         k = max(0, min(k, (num_batched_tokens - reserve) // len(decodes) - 1))
+    may_open, choice = k > 0, None
+    if may_open and lane.policy is not None:
+        choice = lane.policy.choose(lane, decodes, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding), k)
+        k = k if choice is None else choice.request.num_drafts
     num_drafts = _num_drafts(lane, decodes, k)
     is_drafting = any(num_drafts)
     if is_drafting and lane.in_flight:
         return None
-    num_draft_tokens = sum(num_drafts)
-    budget = num_batched_tokens - len(decodes) - num_draft_tokens
-    if prefills and is_decoding:
-        budget = lane.chunk_limit.num_tokens(budget, decodes, num_draft_tokens)
-    chunks = share_chunks(prefills, budget)
-    if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=k > 0) for link in lane.links)):
+    chunks = _chunks(lane, decodes, prefills, sum(num_drafts), is_decoding=is_decoding)
+    if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=may_open) for link in lane.links)):
         return None
-    return Plan(decodes, num_drafts, chunks, k, is_drafting, times)
+    if choice is not None:
+        choice.settle(decodes, chunks, is_drafting=is_drafting)
+    return Plan(decodes, num_drafts, chunks, k, may_open, is_drafting, times, choice)
 
 
 def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
-    """The drafts worth verifying: with dynamic K, as many as the plan gave each sequence."""
+    """The drafts worth verifying: with dynamic K, as many as the plan gave each sequence; with adaptive verification, the best ones of all."""
+    if plan.choice is not None and plan.is_drafting:
+        return plan.choice.keep(plan, drafts)
     return [draft[:most] if len(draft) > most else draft for draft, most in zip(drafts, plan.num_drafts, strict=True)]
+
+
+def _chunks(lane: "Lane", decodes: list[Sequence], prefills: list[Slot], num_draft_tokens: int, *, is_decoding: bool) -> list[tuple[Slot, int]]:
+    """The prefill chunks beside these decode rows and so many drafts in all."""
+    budget = lane.max_num_batched_tokens - len(decodes) - num_draft_tokens
+    if prefills and is_decoding:
+        budget = lane.chunk_limit.num_tokens(budget, decodes, num_draft_tokens)
+    return share_chunks(prefills, budget)
 
 
 def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:

@@ -31,6 +31,7 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
             counters.fallbacks["garbage"] += 1
             address = link.drafter.address
             lane.log.warning(f"garbage {address}", "drafter %s sent %d drafts that no drafter should send; dropped", address, len(drafts))
+            place.base_len, place.drafts, place.confidences = base_len, [], []  # an answer that is worth nothing, which is worth knowing
         else:
             place.base_len = base_len
             place.drafts = drafts

@@ -75,10 +75,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "accept_counts", "choice", "draft_log", "draft_slot", "first_token_ns", "is_finished", "is_paused", "is_waiting", "last_token_ns",
-        "max_drafts", "max_len",
-        "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_tokens", "num_setbacks", "num_steps", "order", "placed_ns",
-        "queued_ns", "request", "rules", "runs_ahead", "sink", "slot", "token_ids", "trace",
+        "accept_counts", "choice", "draft_log", "draft_slot", "first_token_ns", "is_finished", "is_greedy", "is_paused", "is_waiting",
+        "last_token_ns", "max_drafts", "max_len", "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_tokens", "num_setbacks",
+        "num_steps", "order", "placed_ns", "queued_ns", "request", "rules", "runs_ahead", "sink", "slot", "token_ids", "trace",
     )  # fmt: skip
 
     def __init__(self, request: Request, choice: int, rules: StopRules, max_len: int, num_speculative_tokens: int) -> None:
@@ -92,6 +91,7 @@ class Sequence:
         self.max_len = max_len
         self.max_drafts = UNLIMITED if sampling.max_draft_tokens is None else sampling.max_draft_tokens
         self.runs_ahead = sampling.runs_ahead
+        self.is_greedy = sampling.is_greedy
         self.order = (sampling.priority, request.arrival, choice)
         self.slot: Slot | None = None
         self.draft_slot: DraftSlot | None = None

@@ -187,11 +187,6 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         _check_fields(self)
         _check_tls(self)
-        if self.speculative_config.enable_adaptive_verification:
-            raise UnsupportedError(
-                "--speculative-config enable_adaptive_verification is true, but the coordinator is not built for it yet; leave it out, and set "
-                "num_speculative_tokens_per_batch_size"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from specwire.config import CoordinatorConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig, check_rates
 from specwire.speculative_keys import FOREIGN_KEYS
@@ -262,8 +261,3 @@ def test_rejection_methods_that_are_not_built_are_named(method: str) -> None:
 def test_bad_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(SpecwireError, match=re.escape(message)):
         SpeculativeConfig.from_json(text)
-
-
-def test_adaptive_verification_is_refused_by_the_coordinator() -> None:
-    with pytest.raises(UnsupportedError, match="enable_adaptive_verification is true, but the coordinator is not built for it yet"):
-        CoordinatorConfig(speculative_config=SpeculativeConfig(enable_adaptive_verification=True))

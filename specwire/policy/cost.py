@@ -94,18 +94,21 @@ class StepCost:
         step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + self._draft_ms(shape))
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
 
-    def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> None:
-        """A step has ended: moves the factor of every part that was measured, and keeps how far predictions were off.
+    def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> tuple[float, float] | None:
+        """A step has ended: moves the factor of every part that was measured, and keeps how far predictions were off. Returns predicted and
+        measured milliseconds of the whole step, without a bubble; None unless all of its parts were measured.
 
         Args:
             num_draft_tokens: that were verified.
             shape: as it was priced, with the numbers of rows and tokens that were sent.
             measured: its parts.
         """
+        whole = None
         if measured.verify_ms > 0 < measured.hop_ms and (measured.draft_ms > 0 or not shape.num_requested):
             predicted_ms = self.step_ms(np.array([num_draft_tokens]), shape._replace(leaves_run_ahead=False))
             is_overlapped = self._runs_ahead and not shape.num_requested
-            self.errors.observe(float(predicted_ms[0]), max(measured.verify_ms, measured.hop_ms) if is_overlapped else sum(measured))
+            whole = float(predicted_ms[0]), max(measured.verify_ms, measured.hop_ms) if is_overlapped else sum(measured)
+            self.errors.observe(*whole)
         num_tokens = np.array([shape.num_tokens + num_draft_tokens])
         verify_ms = self.verify.table_ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         self.verify.correction.observe(float(verify_ms[0]), measured.verify_ms)
@@ -113,6 +116,7 @@ class StepCost:
         if slowest := self._slowest(shape):
             curve, num_sequences, num_kv_tokens = slowest
             curve.correction.observe(curve.table_ms(shape.num_requested, num_sequences, num_kv_tokens), measured.draft_ms)
+        return whole
 
     def _draft_ms(self, shape: StepShape) -> float:
         slowest = self._slowest(shape)

@@ -88,6 +88,7 @@ class DraftCurve:
             if k > 0 < num_sequences and 0.0 < ms < math.inf:
                 self._by_sequences.setdefault(num_sequences, {})[k] = ms
         self._ms_per_kv_token = _slope(ms_per_kv_token)
+        self.reads_kv = self._ms_per_kv_token > 0
         self.is_known = bool(self._by_sequences)
         self._table: FloatArray = np.zeros((0, 0))  # [K, sequences]
 

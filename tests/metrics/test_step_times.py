@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def commit(metrics: Metrics, times: StepTimes, timing: RoundTiming, *, cost: VerifyCost = NO_TABLE, num_tokens: int = 0, k: int = 4) -> None:
     rows = [VerifyRow(0, 1, 0, base_len=100), VerifyRow(1, 1, 0, base_len=200), VerifyRow(2, 1, 0, token_budget=5)]
     lane: Any = SimpleNamespace(address="v:1", verify_cost=cost)
-    round_: Any = SimpleNamespace(rows=rows, plan=SimpleNamespace(times=times, num_speculative_tokens=k, chunks=[(None, 5)]))
+    round_: Any = SimpleNamespace(rows=rows, plan=SimpleNamespace(times=times, num_speculative_tokens=k, chunks=[(None, 5)], choice=None))
     metrics.committed(lane, round_, VerifyResult(1, 0, 1, timing=timing, num_padded_tokens=num_tokens), {(10 * MS, 4): 3, (7 * MS, 1): 2})
 
 

@@ -27,7 +27,7 @@ class Cluster:
     Args:
         verifiers, drafters: their scripts.
         grpc: real gRPC instead of the in-process transport.
-        k: num_speculative_tokens; schedule: num_speculative_tokens_per_batch_size.
+        k: num_speculative_tokens; schedule: num_speculative_tokens_per_batch_size; adaptive: enable_adaptive_verification.
         absent: names of services that are not there at the start.
         discovered: the coordinator knows a name for all verifiers and one for all drafters; `list_verifiers` and `list_drafters` say what
             they stand for, at first everything; in process only.
@@ -42,6 +42,7 @@ class Cluster:
         grpc: bool = False,
         k: int = 5,
         schedule: Sequence[Sequence[int]] | None = None,
+        adaptive: bool = False,
         absent: Sequence[str] = (),
         discovered: bool = False,
         **config: Any,
@@ -53,7 +54,9 @@ class Cluster:
         self._progress = asyncio.Event()
         self._network: _Network = GrpcNetwork() if grpc else InProcessNetwork()
         self._speculative = SpeculativeConfig(
-            num_speculative_tokens=k, num_speculative_tokens_per_batch_size=None if schedule is None else tuple(tuple(entry) for entry in schedule)
+            num_speculative_tokens=k,
+            num_speculative_tokens_per_batch_size=None if schedule is None else tuple(tuple(entry) for entry in schedule),
+            enable_adaptive_verification=adaptive,
         )
         self._absent = absent
         self._is_discovered = discovered

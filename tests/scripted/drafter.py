@@ -17,7 +17,8 @@ class DrafterScript:
     """How a scripted drafter behaves; fields may be changed while it runs.
 
     acceptance: share of drafts that equal the target's token, drawn by a hash of the prefix. garbage: kinds of broken replies, one drawn for
-    each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes.
+    each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes. score(is right, position): of a draft; None = such a row has none.
+    tells_times: answers say when they were made (in process only).
     """
 
     vocab_size: int = 1000
@@ -32,6 +33,8 @@ class DrafterScript:
     garbage: tuple[str, ...] = ()
     delay_s: float | Callable[[DraftRound], float] = 0.0
     draft_cost: tuple[DraftCost, ...] = ()
+    score: Callable[[bool, int], float | None] = lambda is_right, position: 0.5
+    tells_times: bool = False
     max_message_bytes: int = 64 << 20
 
 
@@ -132,14 +135,17 @@ class ScriptedDrafter:
         if slot.num_rounds <= self.script.num_catch_up_rounds:
             return DraftRowResult(RowStatus.CATCHING_UP, row.slot, row.epoch, row.base_len)
         prefix, drafts, alphabet = slot.prefix, [], self.script.alphabet
-        for _ in range(row.num_drafts):
-            token = self.target.sample(prefix.state)
+        scores: list[float | None] = []
+        for position in range(row.num_drafts):
+            token = right = self.target.sample(prefix.state)
             if hash((prefix.state, 2)) % 1000 >= self.script.acceptance * 1000:
                 token = alphabet[hash((prefix.state, 3)) % len(alphabet)]
             drafts.append(token)
+            scores.append(self.script.score(token == right, position))
             prefix.append(token)
         prefix.truncate(row.base_len)
-        return DraftRowResult(RowStatus.OK, row.slot, row.epoch, row.base_len, drafts, [0.5] * len(drafts))
+        given = [score for score in scores if score is not None]
+        return DraftRowResult(RowStatus.OK, row.slot, row.epoch, row.base_len, drafts, given if len(given) == len(drafts) else [])
 
     def _spoil(self, rows: list[DraftRowResult], kind: str) -> list[DraftRowResult]:
         vocab_size = self.script.vocab_size

@@ -1,13 +1,15 @@
 """Scripted services inside one process: the coordinator's peers without gRPC, so that thousands of steps take seconds."""
 
 import asyncio
+import dataclasses
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from specwire.errors import AbortedError, InvalidArgumentError, SpecwireError, UnavailableError
-from specwire.messages import DraftResult, DraftRound, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound, Welcome
+from specwire.messages import DraftResult, DraftRound, RoundTiming, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound, Welcome
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.verifier import ScriptedVerifier
 
@@ -186,9 +188,12 @@ class _LocalVerifyStream(_LocalStream):
         self._inbox.put_nowait(VerifyResult(0, 0, 0, welcome=welcome))
         while True:
             message = await self._next()
+            started_ns = time.time_ns()
             result = verifier.launch(self._session)
             await pause(verifier.script.delay_s, message)
             verifier.answered(self._session)
+            if verifier.script.tells_times:
+                result = dataclasses.replace(result, timing=timing_since(started_ns))
             self._inbox.put_nowait(result)
 
     def announce_end(self) -> None:
@@ -211,8 +216,11 @@ class _LocalDraftStream(_LocalStream):
         self._inbox.put_nowait(DraftResult(0, 0, 0, welcome=Welcome(drafter.instance_id, 8)))
         while True:
             message = await self._next()
+            started_ns = time.time_ns()
             await pause(drafter.script.delay_s, message)
             result = drafter.answer(self._session, message)
+            if result is not None and drafter.script.tells_times:
+                result = dataclasses.replace(result, timing=timing_since(started_ns))
             if result is not None:
                 self._inbox.put_nowait(result)
 
@@ -222,6 +230,12 @@ class _LocalDraftStream(_LocalStream):
     def _end_session(self) -> None:
         if self._session is not None:
             self._service.end_session(self._session)
+
+
+def timing_since(started_ns: int) -> RoundTiming:
+    """Of a message that came when its work began, and whose answer leaves now."""
+    now_ns = time.time_ns()
+    return RoundTiming(started_ns, started_ns, now_ns, now_ns)
 
 
 async def pause(delay_s: float | Callable[[Any], float], message: Any) -> None:

@@ -13,6 +13,7 @@ from specwire.messages import (
     SlotRef,
     TokenizerSpec,
     TokenLogprobs,
+    VerifyCost,
     VerifyOpen,
     VerifyResult,
     VerifyRound,
@@ -23,6 +24,7 @@ from specwire.messages import (
 from tests.scripted.target import Prefix, Target
 
 STALE = VerifyRowResult(RowStatus.STALE)
+_NO_COST = VerifyCost()
 
 
 @dataclass
@@ -30,6 +32,7 @@ class VerifierScript:
     """How a scripted verifier behaves; fields may be changed while it runs.
 
     delay_s: what a round takes. is_bad(open, index): the row that samples this index has NaN logits.
+    verify_cost: as Describe says. tells_times: answers say when the round ran (in process only).
     num_blocks: as Describe says; num_usable_blocks: what rows really get, to force preemption. lose_rows(round number, row): answer STALE.
     """
 
@@ -55,6 +58,8 @@ class VerifierScript:
     is_bad: Callable[[VerifyOpen, int], bool] | None = None
     lose_row: Callable[[int, VerifyRow], bool] | None = None
     max_message_bytes: int = 64 << 20
+    verify_cost: VerifyCost = _NO_COST
+    tells_times: bool = False
 
 
 @dataclass
@@ -118,7 +123,7 @@ class ScriptedVerifier:
             dtype=script.dtype, numerics_version=script.numerics_version, device="cpu",
             block_size=script.block_size, num_blocks=script.num_blocks, eos_token_ids=script.eos_token_ids,
             max_num_batched_tokens=script.max_num_batched_tokens, max_message_bytes=script.max_message_bytes,
-            rejection_sample_method=script.rejection_sample_method,
+            rejection_sample_method=script.rejection_sample_method, verify_cost=script.verify_cost,
         )  # fmt: skip
 
     def tokenizer(self) -> TokenizerSpec:
