@@ -13,6 +13,7 @@ import torch
 
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.backends import Backend, choose_backend
+from specwire.engine.graphs.capture import capture_graphs
 from specwire.engine.graphs.draft_forward import DraftForward
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling, DraftUploads
@@ -88,7 +89,7 @@ class DraftRunner:
             num_rows = min(size, max_num_seqs)
             attention = backend.attention(num_rows, size, min(size, self._max_query_len))
             self._first[size] = _Pass(partial(forward.first, self._inputs.first(num_rows, size), attention))
-        # Each size of these is also one of the first passes', so that a first pass leaves nothing old in the rows of the passes after it.
+        # Below max_num_seqs both have the same sizes: a first pass has the rows of all passes after it, and leaves nothing old in them.
         self._steps: dict[int, _Pass] = {}
         for size in replace(limits, max_num_draft_tokens=0).graph_sizes():
             self._steps[size] = _Pass(partial(forward.step, following.first(size, size), backend.attention(size, size, 1)))
@@ -115,17 +116,9 @@ class DraftRunner:
         self._run_largest_chunk()
         if not self._use_graphs:
             return
-        pool = torch.cuda.graph_pool_handle()
-        # Largest first: the memory of a smaller one fits into that of a larger one.
         passes = [made for kind in (self._first, self._steps) for _, made in sorted(kind.items(), reverse=True)]
-        for done, made in enumerate(passes):
-            made.run()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                made.run()
+        for made, graph in zip(passes, capture_graphs([made.run for made in passes], on_progress), strict=True):
             made.graph = graph
-            on_progress(done + 1, len(passes))
 
     def open(self, slot: int, sampling: DraftSampling) -> None:
         """A new sequence in a slot, from the next call on."""

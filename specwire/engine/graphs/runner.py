@@ -7,11 +7,13 @@ sampling of rows that the host samples.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend, choose_backend
+from specwire.engine.graphs.capture import capture_graphs
 from specwire.engine.graphs.forward import RoundForward
 from specwire.engine.graphs.results import Download, Round
 from specwire.engine.graphs.slot_tables import write_slot_tables
@@ -34,13 +36,13 @@ class RoundCounts:
     num_rows_sampled_outside: int = 0  # each made its round wait for the device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Size:
     """Rounds of up to len(inputs.token_ids) tokens."""
 
     inputs: RoundInputs
     attention: Attention
-    graph: torch.cuda.CUDAGraph | None  # None where there are no graphs, or before the capture
+    graph: torch.cuda.CUDAGraph | None = None  # None where there are no graphs, or before the capture
 
 
 class RoundRunner:
@@ -118,16 +120,10 @@ class RoundRunner:
         self._run_most_tokens()
         if not self._use_graphs:
             return
-        pool = torch.cuda.graph_pool_handle()
-        for done, size in enumerate(sorted(self._sizes, reverse=True)):
-            made = self._sizes[size]
-            self._forward.run(made.inputs, made.attention)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._forward.run(made.inputs, made.attention)
-            self._sizes[size] = _Size(made.inputs, made.attention, graph)
-            on_progress(done + 1, len(self._sizes))
+        sizes = [self._sizes[size] for size in reversed(self._size_list)]
+        graphs = capture_graphs([partial(self._forward.run, size.inputs, size.attention) for size in sizes], on_progress)
+        for size, graph in zip(sizes, graphs, strict=True):
+            size.graph = graph
 
     def reset_counts(self) -> None:
         """Begins to count anew: what was run to measure is not to be seen in what is served."""
@@ -208,7 +204,7 @@ class RoundRunner:
     def _make_size(self, num_tokens: int) -> _Size:
         num_requests = min(num_tokens, self._limits.max_num_seqs)
         inputs = self._inputs.first(num_requests, num_tokens, num_tokens)
-        return _Size(inputs, self._backend.attention(num_requests, num_tokens, min(num_tokens, self._limits.max_query_len)), None)
+        return _Size(inputs, self._backend.attention(num_requests, num_tokens, min(num_tokens, self._limits.max_query_len)))
 
 
 def _num_top(sampling: SlotSampling) -> int:

@@ -1,14 +1,19 @@
 """Drafting on the device: padding, chunks, both kinds of kernels, and what a call waits for."""
 
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specwire.engine.graphs import draft_runner
 from specwire.engine.graphs.backends import TorchBackend, TritonBackend
 from specwire.engine.graphs.draft_runner import DraftRunner, DraftTokens
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
+from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.loader import dummy_model
@@ -217,3 +222,24 @@ def test_slots_and_rows_that_cannot_be() -> None:
         runner.open(5, DraftSampling(1.0, 1, 0))
     with pytest.raises(AssertionError, match="no drafts wanted"):
         propose(runner, [DraftRow(0, 0, [5], table(0))])
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 7])
+def test_a_first_pass_has_the_rows_of_all_passes_after_it(num_drafts: int) -> None:
+    for num_seqs in range(1, 150):
+        limits = RoundLimits(num_seqs, num_drafts, num_seqs * (num_drafts + 1), MAX_LEN)
+        first, steps = limits.graph_sizes(), replace(limits, max_num_draft_tokens=0).graph_sizes()
+        for num_rows in range(1, num_seqs + 1):
+            num_first_rows = min(first[bisect_left(first, num_rows)], num_seqs)
+            assert num_rows <= steps[bisect_left(steps, num_rows)] <= num_first_rows
+
+
+def test_each_pass_gets_its_own_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is captured run again in place of a graph's replay."""
+    monkeypatch.setattr(draft_runner, "capture_graphs", lambda runs, _: [SimpleNamespace(replay=run) for run in runs])
+    model = tiny_model()
+    with_graphs = make(model)
+    with_graphs._use_graphs = True
+    with_graphs.capture()
+    assert with_graphs.num_graphs == len(with_graphs._first) + len(with_graphs._steps) > 5
+    assert_same(run_script(with_graphs, 5, 10), run_script(make(model), 5, 10))

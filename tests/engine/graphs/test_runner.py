@@ -2,10 +2,12 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specwire.engine.graphs import runner as runner_module
 from specwire.engine.graphs.backends import TritonBackend
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
@@ -195,3 +197,13 @@ def test_a_round_that_failed_holds_no_buffer_of_later_ones():
         launched._arrived = LostDevice()
         with pytest.raises(RuntimeError, match="device lost"):
             launched.results()
+
+
+def test_each_size_gets_its_own_graph(monkeypatch):
+    """With what is captured run again in place of a graph's replay."""
+    monkeypatch.setattr(runner_module, "capture_graphs", lambda runs, _: [SimpleNamespace(replay=run) for run in runs])
+    pair = Pair(tiny_model())
+    pair.runner._use_graphs = True
+    pair.runner.capture()
+    assert pair.runner.num_graphs == len(pair.runner.graph_sizes) > 10
+    run_random_rounds(pair, KERNEL, random.Random(5), 12)
