@@ -193,7 +193,8 @@ class BatchStream:
 
     Args:
         requests: what to run; an error in place of a request that could not be read is its result.
-        max_in_flight: most requests submitted whose results are not sent yet, so that a batch does not fill the queue for others.
+        max_in_flight: most choices submitted whose results are not sent yet, so that a batch does not fill the queue for others; a request
+            with more goes alone.
     """
 
     def __init__(self, engine: Submitter, requests: Sequence[GenerateRequest | SpecwireError], max_in_flight: int) -> None:
@@ -203,6 +204,8 @@ class BatchStream:
         self._wake = asyncio.Event()
         self._live: dict[int, RequestHandle] = {}
         self._results: deque[BatchResult] = deque()
+        self._num_choices: dict[int, int] = {}  # of requests that were submitted or refused, until their results are sent
+        self._num_in_flight = 0
 
     def close(self) -> None:
         self._waiting.clear()
@@ -213,7 +216,9 @@ class BatchStream:
         while True:
             self._submit()
             if self._results:
-                yield self._results.popleft()
+                result = self._results.popleft()
+                self._num_in_flight -= self._num_choices.pop(result.index)
+                yield result
             elif self._live:
                 await self._wake.wait()
                 self._wake.clear()
@@ -222,18 +227,23 @@ class BatchStream:
 
     def _submit(self) -> None:
         """Submits what there is room for; when the engine's queue is full, the rest waits for this batch's own requests to end."""
-        while self._waiting and len(self._live) + len(self._results) < self._max_in_flight:
+        while self._waiting:
             index, request = self._waiting[0]
+            num_choices = 1 if isinstance(request, SpecwireError) else request.sampling.n
+            if self._num_in_flight and self._num_in_flight + num_choices > self._max_in_flight:
+                return
             try:
                 if isinstance(request, SpecwireError):
                     raise request
-                sink = RequestSink(request.sampling.n, partial(self._add_result, index), whole=True)
+                sink = RequestSink(num_choices, partial(self._add_result, index), whole=True)
                 self._live[index] = self._engine.submit(request, sink)
             except SpecwireError as error:
-                if isinstance(error, ResourceExhaustedError) and self._live:
+                if isinstance(error, ResourceExhaustedError) and error.retry_after_ms is not None and self._live:
                     return
                 self._engine.metrics.refused(error)
                 self._results.append(BatchResult(index, [], error_status(error)))
+            self._num_choices[index] = num_choices
+            self._num_in_flight += num_choices
             self._waiting.popleft()
 
     def _add_result(self, index: int, sink: RequestSink) -> None:

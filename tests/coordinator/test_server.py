@@ -1,89 +1,19 @@
 """The coordinator's calls over real gRPC, with the generated stubs as any client would use them."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specwire.messages import ErrorStatus, FinishReason, GenerateRequest, SessionStart, SessionUpdate
-from specwire.rpc import is_serving, open_channel
-from specwire.sampling_params import SamplingParams
+from specwire.messages import ErrorStatus, FinishReason, GenerateRequest
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from specwire.wire import common, generate
-from tests.coordinator.byte_tokenizer import make_spec
+from specwire.wire import generate
+from tests.coordinator.calls import command, read_until_done, read_update, request, status
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
-from tests.coordinator.serving import serving
 from tests.waiting import until
 from tests.wire.responses import unpack_batch_response, unpack_response
-
-
-@pytest.fixture
-async def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture
-async def channel(engine: ScriptedEngine, socket_dir: Path) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(engine, socket_dir, max_message_mb=1, max_queue=8) as server:
-        channel = open_channel(server.bound_addresses[0])
-        yield channel
-        await channel.close()
-
-
-@pytest.fixture
-def stub(channel: grpc.aio.Channel) -> CoordinatorServiceStub:
-    return CoordinatorServiceStub(channel)
-
-
-def request(last: int = 0, *, timeout_ms: int | None = None, **sampling: Any) -> GenerateRequest:
-    return GenerateRequest([5, last], SamplingParams(**sampling), timeout_ms=timeout_ms)
-
-
-def command(starts: dict[int, GenerateRequest], cancels: tuple[int, ...] = ()) -> pb.SessionRequest:
-    return generate.pack_command([generate.pack_start(SessionStart(*start)) for start in starts.items()], cancels)
-
-
-async def read_update(call: Any) -> SessionUpdate:
-    response = await call.read()
-    assert response is not grpc.aio.EOF
-    return generate.unpack_update(response)
-
-
-async def read_until_done(call: Any, stream_ids: set[int]) -> dict[int, tuple[list[int], FinishReason | ErrorStatus | None]]:
-    """Tokens and end of the streams; each has one choice."""
-    tokens: dict[int, list[int]] = {}
-    ends: dict[int, FinishReason | ErrorStatus | None] = {}
-    done: set[int] = set()
-    while done != stream_ids:
-        update = await read_update(call)
-        for delta in update.deltas:
-            tokens.setdefault(delta.stream_id, []).extend(delta.token_ids)
-        for event in update.events:
-            if event.choice is not None:
-                tokens.setdefault(event.stream_id, []).extend(event.choice.token_ids)
-                ends[event.stream_id] = event.choice.finish_reason or ends.get(event.stream_id)
-            if event.error is not None:
-                ends[event.stream_id] = event.error
-            if event.done:
-                done.add(event.stream_id)
-    return {stream_id: (tokens.get(stream_id, []), ends[stream_id]) for stream_id in stream_ids}
-
-
-async def status(call: Any) -> tuple[grpc.StatusCode, str]:
-    """With what a call ends."""
-    try:
-        async for _ in call:
-            pass
-    except grpc.aio.AioRpcError as error:
-        return error.code(), error.details() or ""
-    return grpc.StatusCode.OK, ""
-
 
 # --- Generate -------------------------------------------------------------------------------------------------------
 
@@ -373,66 +303,6 @@ async def test_a_result_over_the_message_limit_is_an_error_of_its_own(engine: Sc
     found = await batch_results(stub.GenerateBatch(pb.GenerateBatchRequest(requests=map(generate.pack_request, requests))))
     assert [(index, len(choices), error and error.code) for index, choices, error in found] == [(1, 1, None), (0, 0, 8)]
     assert "bytes, but a message may have 1048576" in found[1][2].message
-
-
-# --- GetTokenizer, health, shutdown ---------------------------------------------------------------------------------
-
-
-async def test_tokenizer(socket_dir: Path) -> None:
-    async with serving(ScriptedEngine(make_spec()), socket_dir) as server:
-        channel = open_channel(server.bound_addresses[0])
-        for _ in range(2):
-            response = await CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
-            assert common.unpack_tokenizer(response.tokenizer) == make_spec()
-        await channel.close()
-
-
-async def test_no_tokenizer(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="send token ids instead of text") as error:
-        await stub.GetTokenizer(pb.GetTokenizerRequest())
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    engine.set_ready(False, "verifier a:1 does not answer")
-    with pytest.raises(grpc.aio.AioRpcError, match="verifier a:1 does not answer") as error:
-        await stub.GetTokenizer(pb.GetTokenizerRequest())
-    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_health_follows_the_engine(engine: ScriptedEngine, channel: grpc.aio.Channel) -> None:
-    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="specwire.v1.CoordinatorService"))
-
-    async def next_status() -> str:
-        return health_pb2.HealthCheckResponse.ServingStatus.Name((await watch.read()).status)
-
-    while await next_status() != "SERVING":
-        pass
-    engine.set_ready(False, "no verifier")
-    assert await next_status() == "NOT_SERVING"
-    assert not await is_serving(channel)
-    engine.set_ready(True)
-    assert await next_status() == "SERVING"
-    watch.cancel()
-
-
-async def test_stop_drains_sessions_and_lets_requests_end(socket_dir: Path) -> None:
-    engine = ScriptedEngine()
-    engine.is_paused = True
-    async with serving(engine, socket_dir) as server:
-        channel = open_channel(server.bound_addresses[0])
-        stub = CoordinatorServiceStub(channel)
-        idle, busy = stub.Session(), stub.Session()
-        await idle.write(command({}))
-        await busy.write(command({1: request(max_tokens=20)}))
-        await until(lambda: len(engine.live) == 1)
-        began = time.monotonic()
-        stopping = asyncio.create_task(server.stop(20.0))
-        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
-            await idle.read()
-        engine.is_paused = False
-        engine.wake()
-        assert (await read_until_done(busy, {1}))[1][0] == list(range(1, 21))
-        await stopping
-        assert time.monotonic() - began < 10
-        await channel.close()
 
 
 async def test_an_engine_that_breaks_ends_the_session_with_internal(engine: ScriptedEngine, stub: CoordinatorServiceStub) -> None:

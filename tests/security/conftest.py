@@ -9,6 +9,7 @@ import yaml
 
 from specwire.api_keys import hash_key, make_key
 from tests.security.certificates import DAY, Authority, Pair
+from tests.security.key_file import File
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,3 +66,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
         yaml.safe_dump([{"name": "blue", "hash": hash_key(right)}, {"name": "late", "hash": hash_key(expired), "expires": yesterday.isoformat()}])
     )
     return Keys(str(path), right, expired, make_key())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "keys.yaml")
