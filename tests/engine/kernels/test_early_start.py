@@ -35,7 +35,8 @@ def test_kernels_between_products(early_start):
     x, residual, weight = random(3, 100), random(3, 100, seed=1), random(100, seed=2)
     kept = residual.clone()
     plain = layer_ops.add_rms_norm(x, kept, weight, 1e-5)
-    assert torch.equal(layer_ops.add_rms_norm(x, residual, weight, 1e-5, start=EARLY, tuning=LayerTuning(norm_numbers_per_warp=64)), plain)
+    early = layer_ops.add_rms_norm(x, residual, weight, 1e-5, start=EARLY, tuning=LayerTuning(norm_numbers_per_warp=64))
+    torch.testing.assert_close(early, plain, atol=1e-5, rtol=1e-6)  # on a GPU, threads sum in another order
     assert torch.equal(residual, kept)
     check_instructions(early_start, 3)
 
