@@ -15,6 +15,7 @@ from specwire.engine.kv_cache import BLOCK_SIZE
 from specwire.engine.models.decoder import NUMERICS_VERSION, Decoder
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+from specwire.sampling_params import check_choice
 
 from .forward import DraftForward
 from .method import Ask, Drafts
@@ -111,6 +112,7 @@ class DraftModel:
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         self._check_ids(request.token_ids)
+        check_choice(request.choice)
         params = request.sampling
         temperature = 0.0 if self._greedy or params.is_greedy else params.temperature
         self._sequences[seq_id] = _Sequence(list(request.token_ids))

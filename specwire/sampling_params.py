@@ -163,6 +163,11 @@ class SamplingParams:
                     )
 
 
+def check_choice(choice: int) -> None:
+    """Raise InvalidArgumentError unless it is a choice's number that a device's int32 holds; those of requests are below n."""
+    _check_int("choice", choice, 0, 2**31 - 1)
+
+
 def _check_int(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}; send one")

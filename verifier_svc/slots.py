@@ -7,6 +7,7 @@ import torch
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import VerifyOpen
+from specwire.sampling_params import check_choice
 from specwire.speculative_config import check_rates
 from specwire.token_ids import check_token_ids
 
@@ -116,6 +117,7 @@ def _check_open(message: VerifyOpen, limits: VerifierLimits) -> None:
         )
     check_token_ids(message.token_ids, limits.vocab_size, "token_ids")
     check_token_ids(message.eos_token_ids, limits.vocab_size, "eos_token_ids")
+    check_choice(message.choice)
     if message.variant:
         raise UnsupportedError(f"variant {message.variant!r} is not served; this verifier has only the base model: leave variant empty")
 

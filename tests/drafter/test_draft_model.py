@@ -299,6 +299,14 @@ def test_window_of_the_configuration(make: Make) -> None:
     assert make(max_model_len=100_000).description.max_model_len == 512
 
 
+def test_a_choice_that_no_device_can_hold_is_refused(make: Make) -> None:
+    method = make()
+    with pytest.raises(InvalidArgumentError, match="choice is 4294967295, but must be from 0 to 2147483647"):
+        method.open(0, open_request([1, 2], choice=2**32 - 1))
+    method.open(0, open_request([1, 2], choice=2**31 - 1))
+    assert method.propose([Ask(0, 2)])[0].status is RowStatus.OK
+
+
 @pytest.mark.parametrize("wrong", [-1, VOCAB_SIZE, 2**31 - 1])
 def test_ids_outside_the_vocabulary_are_refused(make: Make, wrong: int) -> None:
     method = make()

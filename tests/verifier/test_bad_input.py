@@ -93,6 +93,7 @@ BAD_OPENS = {
     "variant": ({"variant": "blue"}, "variant 'blue' is not served"),
     "rates under strict": ({"synthetic_acceptance_rates": (0.5,) * 8}, "rejection_sample_method is strict"),
     "eos id": ({"eos_token_ids": (99,)}, "eos_token_ids[0] is 99"),
+    "choice": ({"choice": 2**31}, "choice is 2147483648, but must be from 0 to 2147483647"),
     "stop id": ({"sampling": GREEDY.replace(stop_token_ids=(61,))}, "stop_token_ids names token id 61"),
     "nothing to sample": ({"sampling": GREEDY.replace(allowed_token_ids=(EOS_ID := 2,), min_tokens=3)}, "no token is left to sample"),
 }
