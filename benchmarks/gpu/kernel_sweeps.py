@@ -57,7 +57,7 @@ def _sweep(num_rows: int, out_features: int, in_features: int, bandwidth: float)
     cublas_us = graph_us([partial(cublas, weight) for weight in weights], _REP_MS)
     before_us = graph_us([before] * 32, _REP_MS)
     for tuning in product_tunings(out_features):
-        scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], "cuda")
+        scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], weights[0].device)
 
         def ours(weight: torch.Tensor, tuning: ProductTuning = tuning, scratch: ProductScratch = scratch) -> torch.Tensor:
             return skinny_linear(before(start=_EARLY), weight, None, tuning, scratch, start=_EARLY)

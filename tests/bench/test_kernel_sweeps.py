@@ -1,0 +1,74 @@
+"""The sweeps of kernel sizes and the variants that come of them, in Triton's interpreter with made-up times."""
+
+import pytest
+import torch
+
+from benchmarks.gpu import kernel_sweeps
+from benchmarks.gpu.engine_models import LLAMA_8B, TINY
+from benchmarks.gpu.kernel_variants import EXPECTED, TUNED, options_of, products_of
+from specwire.engine.kernels.options import KernelOptions, LayerTuning
+from tests.engine.kernels.conftest import Called, early_start  # noqa: F401 (a fixture)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Each call runs once and is a microsecond faster than the one before."""
+    times: list[float] = []
+
+    def graph_us(calls, rep_ms):  # type: ignore[no-untyped-def]
+        calls[0]()
+        times.append(100.0 - len(times))
+        return times[-1]
+
+    generator = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(kernel_sweeps, "graph_us", graph_us)
+    monkeypatch.setattr(kernel_sweeps, "num_sets", lambda num_bytes: 1)
+    monkeypatch.setattr(kernel_sweeps, "_normal", lambda *shape: torch.randn(shape, generator=generator))
+    monkeypatch.setattr(kernel_sweeps, "_CUTS", ((32, 32, 2, 4), (16, 64, 2, 4)))
+    monkeypatch.setattr(kernel_sweeps, "_NUM_PROGRAMS", (8,))
+    return times
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
+def test_products_that_beat_the_library_become_a_variant(timed: list[float], early_start: Called) -> None:  # noqa: F811
+    rows = list(kernel_sweeps.sweep_products(TINY, [3], 1e12))
+    assert [row["case"] for row in rows] == [f"{name}, 3 rows" for name in ("qkv", "o", "gate_up", "down") for _ in range(2)]
+    assert [row["is_best"] for row in rows] == [False, True] * 4
+    tuned = products_of([row["product"] for row in rows if "product" in row])
+    assert [(product.rows, product.out_features, product.in_features) for product in tuned] == [
+        (16, 128, 64), (16, 64, 64), (16, 256, 64), (16, 64, 128),
+    ]  # fmt: skip
+    name, options = options_of(TUNED, tuned)
+    assert (name, options.products) == (TUNED, tuned)
+    assert options.layer_start(3, follows_product=True).is_early
+    assert early_start.prefetched
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
+def test_sizes_of_the_kernels_between(timed: list[float]) -> None:
+    rows = list(kernel_sweeps.sweep_layer_tunings(TINY, [2], 1e12))
+    assert len(rows) == len(timed) == 9
+    assert {row["case"] for row in rows} == {"add_rms_norm, 2 tokens", "silu_mul, 2 tokens"}
+
+
+def test_cuts_fit_the_weights() -> None:
+    """About two or four programs a multiprocessor, and no cut twice."""
+    for out_features in (LLAMA_8B.hidden_size, 2 * LLAMA_8B.intermediate_size):
+        tunings = kernel_sweeps.product_tunings(out_features)
+        assert len(set(tunings)) == len(tunings) >= 5
+        for tuning in tunings:
+            assert 1 <= tuning.splits <= 8
+            assert tuning.prefetch_depth % tuning.depth == 0
+            assert out_features // tuning.features * tuning.splits >= 192
+
+
+def test_options_of_variants() -> None:
+    assert options_of("base") == ("base", KernelOptions())
+    assert all(options_of(name)[0] == name for name in EXPECTED)
+    given = 'mine:{"early": "all", "layer": {"silu_block": 2048}, "attention": {"few_min_split": 64}}'
+    name, options = options_of(given)
+    assert (name, options.early, options.layer) == ("mine", "all", LayerTuning(silu_block=2048))
+    assert options.attention is not None
+    assert options.attention.few_min_split == 64
+    with pytest.raises(SystemExit, match="are no JSON"):
+        options_of("mine:{")
