@@ -1,0 +1,1 @@
+"""`specwire advise`: measures acceptance and cost, and finds how many drafts pay."""
