@@ -13,7 +13,7 @@ from specwire.engine.runner import ModelRunner
 from specwire.sampling_params import SamplingParams
 from tests.engine.tiny_models import FAMILIES, save_tiny_model
 
-from .harness import Rounds, ahead, decode, make_verifier, open_message, prefill, tiny_config
+from .harness import PROMPT, Rounds, ahead, decode, ids, make_verifier, open_message, prefill, serve, tiny_config
 
 pytestmark = pytest.mark.gpu
 
@@ -84,3 +84,22 @@ def test_rounds_in_flight_equal_the_cpu_ones() -> None:
         texts.append([[row.token_ids[0] for row in column] for column in zip(*rows, strict=True)])
         assert executor == "model" or rounds.verifier.num_waits == 0
     assert texts[0] == texts[1]
+
+
+async def test_the_two_threads_of_a_served_verifier(socket_dir: Path) -> None:
+    """One launches what the other waits for: a prompt and a token at a time, always two rounds in flight."""
+    on_cpu, model = (dummy_model(tiny_config(head_dim=64), torch.float32, device, std=0.4) for device in ("cpu", "cuda"))
+    truth = ids(on_cpu, PROMPT, 30)
+    async with serve(make_verifier(model, executor="rounds"), socket_dir) as served:
+        rounds, stream = Rounds(served.verifier), served.stream()
+        await stream.start()
+        await stream.send(rounds.build([prefill(0, 99)], opens=[open_message(0, PROMPT)]))
+        answers = []
+        for number in range(1, 30):
+            await stream.send(rounds.build([ahead(0, len(PROMPT) + number, rounds.round)]))
+            answers.append(await stream.receive())
+        answers.append(await stream.receive())
+        assert [answer.rows[0].token_ids for answer in answers if answer] == [[token_id] for token_id in truth]
+        assert served.verifier.num_waits == 0
+        timings = [answer.timing for answer in answers if answer]
+        assert all(timing.received_ns <= timing.started_ns <= timing.finished_ns for timing in timings)
