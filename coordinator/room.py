@@ -20,14 +20,14 @@ def has_room(lane: "Lane", sequence: Sequence) -> bool:
 
 def find_preemptible(lane: "Lane", sequence: Sequence) -> list[Sequence]:
     """The fewest sequences of a lane whose places would make room for a more important one: the newest of the least important first. None if all
-    of them would not be enough, or while the verifier has not told what the last preemption gave."""
-    priority = sequence.order[0]
-    if not lane.is_ready or lane.next_round - len(lane.in_flight) <= lane.preempted_round or _is_suspect(lane, sequence):
-        return []
-    less_important = sorted((other for other in lane.running if other.order[0] > priority), key=lambda other: other.order, reverse=True)
-    if not less_important:
+    of them would not be enough. Where blocks are missing, none while the verifier has not told what the last preemption gave."""
+    less_important = [other for other in lane.running if other.order[0] > sequence.order[0]]
+    if not less_important or not lane.is_ready or _is_suspect(lane, sequence):
         return []
     num_missing = _num_missing_blocks(lane, sequence)
+    if num_missing > 0 and lane.next_round - len(lane.in_flight) <= lane.preempted_round:
+        return []
+    less_important.sort(key=lambda other: other.order, reverse=True)
     for count, other in enumerate(less_important, start=1):
         num_missing -= _num_blocks(len(other.token_ids), lane.block_size) + 1
         if num_missing <= 0 or count == len(lane.running):
