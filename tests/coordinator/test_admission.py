@@ -85,6 +85,21 @@ async def test_full_queue() -> None:
             await request_.check()
 
 
+async def test_every_choice_counts_in_the_queue() -> None:
+    async with Cluster([VerifierScript(max_num_seqs=1)], max_queue=4) as cluster:
+        await cluster.ready()
+        running = [cluster.submit([5], seed=0, max_tokens=20, n=3)]
+        with pytest.raises(ResourceExhaustedError, match=r"3 sequences wait.*max_queue is 4.*try again later") as full:
+            cluster.submit([5], seed=1, max_tokens=20, n=2)
+        assert full.value.retry_after_ms == 1000
+        running.append(cluster.submit([5], seed=1, max_tokens=20))
+        with pytest.raises(ResourceExhaustedError, match=r"n is 5, but max_queue is 4.*fewer choices") as never:
+            cluster.submit([5], seed=2, max_tokens=20, n=5)
+        assert never.value.retry_after_ms is None, "it will not fit later"
+        for request_ in running:
+            await request_.check()
+
+
 async def test_refused_while_no_verifier_is_there() -> None:
     async with Cluster() as cluster:
         await cluster.ready()
