@@ -1,11 +1,15 @@
 """Which prefills a step carries, and how much of them beside sequences that decode."""
 
+import logging
+
 from specwire.messages import VerifyCost, VerifyResult
 from specwire.policy.correction import Correction
 from specwire.policy.cost import verify_ms
 
 from .sequence import Sequence
 from .slots import Round, Slot
+
+logger = logging.getLogger(__name__)
 
 _OLDEST_SHARE = 4
 """The oldest prefill gets one part in so many of a step's chunk tokens, however many shorter ones there are."""
@@ -22,13 +26,18 @@ class ChunkLimit:
         max_decode_gap_ms: 0 = no bound.
         cost: the verifier's table; without one nothing can be bounded.
         least: tokens that a step's chunks may always have; a KV block.
+        label: what the log calls the verifier.
 
     Attributes:
+        is_blind: there should be a bound, but the verifier has no table.
         correction: of the table, for rounds with chunks.
     """
 
-    def __init__(self, max_decode_gap_ms: float, cost: VerifyCost, least: int) -> None:
+    def __init__(self, max_decode_gap_ms: float, cost: VerifyCost, least: int, label: str) -> None:
         self.correction = Correction()
+        self.is_blind = max_decode_gap_ms > 0 and not cost.num_tokens
+        if self.is_blind:
+            logger.warning("%s has no cost table: prefills hold up what decodes by whole rounds, and max_decode_gap_ms bounds nothing", label)
         self._gap_ms = max_decode_gap_ms if cost.num_tokens else 0.0
         self._cost = cost
         self._least = least

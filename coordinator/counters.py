@@ -14,6 +14,7 @@ class Counters:
 
     num_rounds: int = 0
     num_rows: int = 0
+    num_unbounded_rounds: int = 0  # with prefill chunks beside decodes, though no cost table says how long they take
     num_stale_rows: int = 0
     num_bad_rows: int = 0
     num_rows_out_of_blocks: int = 0

@@ -30,11 +30,12 @@ COUNTS = {
     for what, text in (
         ("rounds", "rounds sent to verifiers"),
         ("rows", "rows of those rounds"),
+        ("unbounded_rounds", "rounds with prefill chunks beside decodes that nothing bounds: the verifier has no cost table"),
         ("stale_rows", "rows that a verifier answered STALE"),
         ("bad_rows", "rows that a verifier answered BAD: their requests ended with an error"),
         ("rows_out_of_blocks", "rows that found no KV blocks"),
         ("dropped_rows", "answered rows whose sequence had ended or was opened anew"),
-        ("preemptions", "sequences that lost their place for want of KV blocks"),
+        ("preemptions", "sequences that lost their place for want of KV blocks, or to a more important request"),
         ("pauses", "sequences that gave their place to others because their clients do not read"),
         ("verifier_losses", "verifiers that went away without notice"),
         ("verifier_timeouts", "those of the losses that did not answer a round any more, though the connection held"),

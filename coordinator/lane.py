@@ -78,7 +78,7 @@ class Lane:
         self.block_size = 1
         self.num_blocks = 0
         self.verify_cost = VerifyCost()
-        self.chunk_limit = ChunkLimit(0, VerifyCost(), 1)
+        self.chunk_limit = ChunkLimit(0, VerifyCost(), 1, "")
         self.eos_token_ids: tuple[int, ...] = ()
         self._peer = peer
         self._hello = hello
@@ -244,7 +244,7 @@ class Lane:
         self.vocab_size = engine.vocab_size
         self.block_size = description.block_size or 1
         self.num_blocks, self.verify_cost = description.num_blocks, description.verify_cost
-        self.chunk_limit = ChunkLimit(self.admission.config.max_decode_gap_ms, self.verify_cost, self.block_size)
+        self.chunk_limit = ChunkLimit(self.admission.config.max_decode_gap_ms, self.verify_cost, self.block_size, f"lane {self.index}: its verifier")
         self.eos_token_ids = description.eos_token_ids
         self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
         self.num_free_blocks = welcome.free_blocks

@@ -90,7 +90,7 @@ def costs(draw: st.DrawFn) -> VerifyCost:
 def test_the_limit_is_the_most_that_fits(cost: VerifyCost, gap_ms: float, least: int, budget: int, lengths: list[int], num_drafts: int) -> None:
     decodes: list[Any] = [SimpleNamespace(token_ids=range(length)) for length in lengths]
     num_drafts = num_drafts if decodes else 0
-    found = ChunkLimit(gap_ms, cost, least).num_tokens(budget, decodes, num_drafts)
+    found = ChunkLimit(gap_ms, cost, least, "").num_tokens(budget, decodes, num_drafts)
     num_tokens, num_kv = len(decodes) + num_drafts, sum(lengths)
     limit_ms = max(gap_ms, 2 * verify_ms(cost, num_tokens, len(decodes), num_kv) if decodes else 0)
     fitting = [n for n in range(1, budget + 1) if verify_ms(cost, num_tokens + n, len(decodes) + 1, num_kv, longest_row=n) <= limit_ms]
@@ -98,13 +98,13 @@ def test_the_limit_is_the_most_that_fits(cost: VerifyCost, gap_ms: float, least:
 
 
 def test_without_a_table_or_a_bound_all_fits() -> None:
-    assert ChunkLimit(10, VerifyCost(), 16).num_tokens(5000, [], 0) == 5000
-    assert ChunkLimit(0, A_MS_A_TOKEN, 16).num_tokens(5000, [], 0) == 5000
+    assert ChunkLimit(10, VerifyCost(), 16, "").num_tokens(5000, [], 0) == 5000
+    assert ChunkLimit(0, A_MS_A_TOKEN, 16, "").num_tokens(5000, [], 0) == 5000
 
 
 def test_the_limit_follows_what_rounds_take() -> None:
     """Rounds with chunks that take three times as long as the table says get a third of the tokens."""
-    limit = ChunkLimit(90, A_MS_A_TOKEN, 1)
+    limit = ChunkLimit(90, A_MS_A_TOKEN, 1, "")
     assert limit.num_tokens(1000, [], 0) == 90
     round_: Any = SimpleNamespace(rows=[SimpleNamespace(base_len=0, token_budget=64)])
     for _ in range(200):
@@ -198,6 +198,18 @@ async def test_without_a_bound_chunks_are_as_long_as_rounds() -> None:
             await cluster.submit([7] * 400, seed=2, max_tokens=1).check()
             assert max(map(num_tokens, cluster.verifiers[0].received)) == most
             await decoding.check()
+
+
+async def test_a_verifier_without_a_table_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster() as cluster:
+        await cluster.ready()
+        decoding = cluster.submit(PROMPT, seed=1, max_tokens=100)
+        await cluster.until(lambda: bool(decoding.sink.choices[0].token_ids))
+        assert cluster.engine.counters.num_unbounded_rounds == 0
+        await cluster.submit([7] * 200, seed=2, max_tokens=1).check()
+        assert cluster.engine.counters.num_unbounded_rounds == 2
+        assert "lane 0: its verifier has no cost table" in caplog.text
+        await decoding.check()
 
 
 async def test_a_long_prompt_goes_on_in_a_stream_of_short_ones() -> None:
