@@ -216,7 +216,10 @@ def tenant_cache_key(name: str, own: bytes) -> bytes:
 
 def _check(key: ApiKey, usage: Usage, message: GenerateRequest, now: float) -> None:
     """Raise ResourceExhaustedError for the first limit that a request passes."""
-    num_choices, max_tokens = message.sampling.n, message.sampling.max_tokens
+    num_choices, max_tokens, priority = message.sampling.n, message.sampling.max_tokens, message.sampling.priority
+    if key.min_priority is not None and priority < key.min_priority:
+        text = f"priority is {priority}, but min_priority of the API key {key.name!r} is {key.min_priority}"
+        raise ResourceExhaustedError(f"{text}; a lower number would go before others: send {key.min_priority} or more")
     if limit := key.max_tokens_per_request:
         num_prompt = len(message.prompt_token_ids)
         if max_tokens is None or num_prompt + num_choices * max_tokens > limit:

@@ -34,6 +34,7 @@ class ApiKey:
         requests_per_minute: requests that are taken, refilled evenly; as many may come at once.
         tokens_per_minute: tokens of prompts and outputs, refilled evenly. Outputs count once they are there, so a minute may overdraw it;
             nothing more is taken until that is made up for.
+        min_priority: lowest number (the most important) that its requests may have as their priority; None = any.
         expires: from then on the key is refused; None = never.
 
     Raises:
@@ -46,6 +47,7 @@ class ApiKey:
     max_tokens_per_request: int = 0
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    min_priority: int | None = None
     expires: datetime.datetime | None = None
 
     def __post_init__(self) -> None:
@@ -58,6 +60,9 @@ class ApiKey:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
                 raise InvalidArgumentError(f"{name} is {value!r}, but must be a whole number from 0 (no limit) to {_MOST}")
+        priority = self.min_priority
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
+            raise InvalidArgumentError(f"min_priority is {priority!r}, but must be a whole number from {-(2**31)} to {2**31 - 1}, or left out")
         if self.expires is not None and self.expires.tzinfo is None:
             raise InvalidArgumentError(f"expires is {self.expires.isoformat()}, which has no time zone; write it with one, such as Z")
 
@@ -180,6 +185,8 @@ def _to_object(entry: ApiKey) -> dict[str, Any]:
     """Without the limits that there are not."""
     values: dict[str, Any] = {"name": entry.name, "hash": entry.hash}
     values |= {name: getattr(entry, name) for name in _LIMITS if getattr(entry, name)}
+    if entry.min_priority is not None:
+        values["min_priority"] = entry.min_priority
     return values if entry.expires is None else values | {"expires": entry.expires.isoformat()}
 
 

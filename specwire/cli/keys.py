@@ -8,7 +8,7 @@ import typer
 from specwire.api_keys import ApiKey, add_api_key, hash_key, make_key, parse_expiry
 
 
-def add_key(name: str, path: Path, expires: str | None, **limits: int) -> None:
+def add_key(name: str, path: Path, expires: str | None, **limits: int | None) -> None:
     """Makes a key, appends its entry to the file and prints the key, which nothing else has.
 
     Args:

@@ -65,6 +65,8 @@ def test_files_are_read(text: str, expected: tuple[ApiKey, ...], tmp_path: Path)
         (f"- {{name: a, hash: {HASH}, tokens_per_minute: many}}", "tokens_per_minute is 'many'"),
         (f"- {{name: a, hash: {HASH}, requests_per_minute: true}}", "requests_per_minute is True"),
         (f"- {{name: a, hash: {HASH}, max_concurrent_requests: 1.5}}", "max_concurrent_requests is 1.5"),
+        (f"- {{name: a, hash: {HASH}, min_priority: high}}", "min_priority is 'high'"),
+        (f"- {{name: a, hash: {HASH}, min_priority: 2147483648}}", "min_priority is 2147483648"),
         (f"- {{name: a, hash: {HASH}, expires: soon}}", "expires is 'soon', but must be a date"),
         (f"- {{name: a, hash: {HASH}, expires: 7}}", "expires is 7, but must be a date"),
         (f"- {{name: a, hash: {HASH}}}\n- {{name: a, hash: {OTHER_HASH}}}", "entry 2: its name is that of entry 1"),
@@ -107,7 +109,7 @@ def test_entries_are_appended_and_the_rest_stays(text: str | None, tmp_path: Pat
         path.write_text(text)
         path.chmod(0o640)
     old = (ApiKey("old", HASH),) if text and "name" in text else ()
-    entry = ApiKey("new", OTHER_HASH, max_concurrent_requests=3, requests_per_minute=60, expires=NEW_YEAR)
+    entry = ApiKey("new", OTHER_HASH, max_concurrent_requests=3, requests_per_minute=60, min_priority=0, expires=NEW_YEAR)
     add_api_key(str(path), entry)
     assert load_api_keys(str(path)) == (*old, entry)
     assert path.stat().st_mode & 0o777 == (0o600 if text is None else 0o640)

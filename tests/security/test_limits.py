@@ -98,6 +98,15 @@ async def test_tokens_of_a_request(file: File) -> None:
                 await blue.generate([5, 6], **params)
 
 
+async def test_how_important_requests_may_be(file: File) -> None:
+    file.write(entry(min_priority=0), entry("red", OTHER_KEY))
+    async with serving(api_keys=file.path) as (server, _), client(server) as blue, client(server, OTHER_KEY) as red:
+        for caller, priority in ((blue, 0), (blue, 3), (red, -7)):
+            await caller.generate([5, 6], max_tokens=1, priority=priority)
+        with pytest.raises(ResourceExhaustedError, match=r"priority is -1, but min_priority of the API key 'blue' is 0.*send 0 or more"):
+            await blue.generate([5, 6], max_tokens=1, priority=-1)
+
+
 async def test_requests_and_tokens_of_a_minute(file: File) -> None:
     file.write(entry(requests_per_minute=6), entry("red", OTHER_KEY, tokens_per_minute=60))
     async with serving(api_keys=file.path) as (server, _), client(server) as blue, client(server, OTHER_KEY) as red:

@@ -24,6 +24,7 @@ def new(
     max_tokens_per_request: Annotated[int, typer.Option(help="Most tokens of prompt and output that a request may ask for; 0 = no limit.")] = 0,
     requests_per_minute: Annotated[int, typer.Option(help="Requests that are taken in a minute; 0 = no limit.")] = 0,
     tokens_per_minute: Annotated[int, typer.Option(help="Tokens of prompts and outputs in a minute; 0 = no limit.")] = 0,
+    min_priority: Annotated[int | None, typer.Option(help="Lowest number that its requests may have as their priority; left out = any.")] = None,
     expires: Annotated[str | None, typer.Option(help="Date or time (UTC) from which it is refused, such as 2030-12-31.")] = None,
 ) -> None:
     """Make an API key: its hash goes into the file, the key to standard output."""
@@ -38,4 +39,5 @@ def new(
             max_tokens_per_request=max_tokens_per_request,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
+            min_priority=min_priority,
         )
