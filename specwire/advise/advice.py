@@ -129,7 +129,7 @@ def make_advice(measured: Measured, min_gain: float, seen_most: int) -> Advice:
         notes.append(f"no step verified more than {measured.most} drafts, though {seen_most} were asked for")
     rates = fixed_rates(measured.drafts, times, max_num_seqs)
     schedule = choose_schedule(rates, min_gain)
-    if schedule[0][2] == measured.most:
+    if rates[0].argmax() == measured.most:
         notes.append(f"K = {measured.most} is the largest that was measured: raise num_speculative_tokens and measure again, it may gain more")
     if measured.is_synthetic:
         notes.append("acceptance is synthetic: the advice is as good as the configured rates are")

@@ -8,6 +8,7 @@ import numpy as np
 from specwire.advise.drafts import DraftYield
 from specwire.advise.steps import StepTimes
 from specwire.policy.budget import Floats, choose_budget
+from specwire.policy.schedule import schedule_ranges
 
 ADAPTIVE_MS = 0.15
 """Of the coordinator's own work that a step with adaptive verification takes at most, at 256 sequences of 7 drafts; less of fewer."""
@@ -15,6 +16,8 @@ _ADAPTIVE_DRAFTS = 256 * 7
 _MIN_BATCHES = 24
 _MIN_ROWS = 512
 """Of batches that are drawn for each K."""
+
+_IMPOSSIBLE = (np.inf, np.inf)
 
 Range = tuple[int, int, int]
 
@@ -30,47 +33,32 @@ def fixed_rates(drafts: DraftYield, times: StepTimes, max_num_seqs: int) -> Floa
 
 def choose_schedule(rates: Floats, min_gain: float) -> list[Range]:
     """The fewest ranges (start, end, K) of batch sizes in which no size loses more than min_gain against its best K, and none is slower than with
-    K = 0; of equally few ones, 0 where that is among them, else those with the most tokens a millisecond.
+    K = 0; of equally few ones, those with the most tokens a millisecond, where drafts count only for what they gain beyond min_gain.
 
     Args:
         rates: tokens a millisecond [N, K + 1] of 1..N sequences.
-        min_gain: share, such as 0.02, that is not worth a range of its own, nor drafting at all.
+        min_gain: share, such as 0.02, that is worth neither a range of its own nor drafts.
     """
-    num_sizes = len(rates)
-    best = rates.max(axis=1, keepdims=True)
-    is_good = (rates >= best / (1 + min_gain)) & (rates >= rates[:, :1])
-    ranges: list[Range] = []
-    start = 0
-    while start < num_sizes:
-        ends = [_end_of_run(is_good[start:, k]) for k in range(rates.shape[1])]
-        length = max(ends)
-        candidates = [k for k, end in enumerate(ends) if end == length]
-        chosen = 0 if 0 in candidates else max(candidates, key=lambda k: float(np.log(rates[start : start + length, k]).sum()))
-        ranges.append((start + 1, start + length, chosen))
-        start += length
-    return _move_borders(ranges, rates, is_good)
+    num_ks = rates.shape[1]
+    is_good = (rates * (1 + min_gain) >= rates.max(axis=1, keepdims=True)) & (rates >= rates[:, :1])
+    values = np.log(rates)
+    values[:, 0] += np.log1p(min_gain)
+    # By K of the last size so far: the fewest ranges, minus their value; and the K of the size before.
+    costs = [(1, -float(values[0, k])) if is_good[0, k] else _IMPOSSIBLE for k in range(num_ks)]
+    origins: list[list[int]] = []
+    for size in range(1, len(rates)):
+        cheapest = min(range(num_ks), key=costs.__getitem__)
+        others = costs[cheapest][0] + 1, costs[cheapest][1]
+        origins.append([k if costs[k] <= others else cheapest for k in range(num_ks)])
+        costs = [_plus(min(costs[k], others), values[size, k]) if is_good[size, k] else _IMPOSSIBLE for k in range(num_ks)]
+    table = [min(range(num_ks), key=costs.__getitem__)]
+    for origin in reversed(origins):
+        table.append(origin[table[-1]])
+    return schedule_ranges([0, *reversed(table)])
 
 
-def _end_of_run(flags: np.ndarray) -> int:
-    """How many are true before the first that is not."""
-    return len(flags) if flags.all() else int(np.argmin(flags))
-
-
-def _move_borders(ranges: list[Range], rates: Floats, is_good: np.ndarray) -> list[Range]:
-    """Each border to where the two ranges together have the most tokens a millisecond, if it may be there."""
-    ranges = list(ranges)
-    for index in range(len(ranges) - 1):
-        (start, _, k), (_, end, next_k) = ranges[index], ranges[index + 1]
-
-        def value(border: int, span: tuple[int, int] = (start, end), both: tuple[int, int] = (k, next_k)) -> float:
-            parts = slice(span[0] - 1, border), slice(border, span[1])
-            if not all(is_good[part, each].all() for part, each in zip(parts, both, strict=True)):
-                return -np.inf
-            return float(sum(np.log(rates[part, each]).sum() for part, each in zip(parts, both, strict=True)))
-
-        border = max(range(start, end), key=value)
-        ranges[index], ranges[index + 1] = (start, border, k), (border + 1, end, next_k)
-    return ranges
+def _plus(cost: tuple[float, float], value: float) -> tuple[float, float]:
+    return cost[0], cost[1] - float(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,9 @@ class StepPoint:
 class StepTimes:
     """Milliseconds of steps of equal sequences, without prefill chunks.
 
-    measured / table is known at the points; between them its logarithm is interpolated, over K, where K = 0 stands by itself since the lane runs
-    ahead, and over the logarithm of the batch size. Beyond the points it stays what it is at the last one.
+    The logarithm of measured / table is interpolated over the logarithm of the batch size, and stays what it is beyond the points: at first that of
+    steps without drafts, so that what the verifier's table has wrong is corrected for all K alike; then, over batch size and K, what is left of it at
+    the points with drafts, which go in lockstep with the drafter.
 
     Args:
         cost: by the tables; where it can price nothing, times are interpolated between the points alone.
@@ -58,7 +59,12 @@ class StepTimes:
         assert len(by_k.keys() | {0}) == len(by_k) > 1, f"points with K = {sorted(by_k)}, but there must be 0 and another one"
         self.unknown = cost.unknown
         """Why the tables say nothing; empty where they do."""
-        self._factors = {k: ([math.log(p.num_sequences) for p in by_k[k]], [self._factor(p) for p in by_k[k]]) for k in sorted(by_k)}
+        self._plain = [math.log(p.num_sequences) for p in by_k[0]], [self._factor(p) for p in by_k[0]]
+        self._rest = {
+            k: ([math.log(p.num_sequences) for p in by_k[k]], [self._factor(p) - self._plain_factor(p.num_sequences) for p in by_k[k]])
+            for k in sorted(by_k)
+            if k
+        }
         self.largest_measured = max(point.num_sequences for point in points)
 
     def ms(self, num_sequences: int, num_requested: int, num_draft_tokens: Ints) -> Floats:
@@ -79,9 +85,13 @@ class StepTimes:
         return math.log(point.step_ms / self.table_ms(point))
 
     def _log_factor(self, num_sequences: int, num_requested: int) -> float:
-        known = [k for k in self._factors if k] if num_requested else [0]
-        at_size = [float(np.interp(math.log(num_sequences), *self._factors[k])) for k in known]
-        return float(np.interp(num_requested, known, at_size))
+        if not num_requested:
+            return self._plain_factor(num_sequences)
+        rest = [float(np.interp(math.log(num_sequences), *by_size)) for by_size in self._rest.values()]
+        return self._plain_factor(num_sequences) + float(np.interp(num_requested, list(self._rest), rest))
+
+    def _plain_factor(self, num_sequences: int) -> float:
+        return float(np.interp(math.log(num_sequences), *self._plain))
 
     def _mean_table_ms(self, num_sequences: int, num_requested: int, share: float, num_drafts: float, context_len: int) -> float:
         rows, weights = _binomial(num_sequences, share)

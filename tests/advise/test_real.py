@@ -1,0 +1,41 @@
+"""`specwire advise` on a real stack: a tiny model that repeats itself, and ngram drafts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specwire.cli import app
+from tests.advise.test_advice import speculative
+from tests.cli.test_up import Up
+
+
+@pytest.mark.timeout(180)
+def test_a_tiny_model(tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine.tiny_models import save_tiny_model
+
+    monkeypatch.setenv("TMPDIR", str(socket_dir))
+    save_tiny_model(tmp_path / "tiny", max_position_embeddings=512)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": "abcabcab" * count}) + "\n" for count in range(1, 5)))
+    options = ["--port", "0", "--model", str(tmp_path / "tiny"), "--kv-cache-memory", "8000000", "--num-threads", "1", "--config="]
+    up = Up(tmp_path, *options, timeout_s=100)
+    try:
+        address = up.wait_ready()
+        arguments = ["--address", address, "--prompts", str(tmp_path / "prompts.jsonl"), "--output", str(tmp_path / "out"), "--ignore-eos"]
+        sizes = ["--output-len", "48", "--concurrency", "1,4", "--step-len", "24", "--repeats", "2"]
+        result = CliRunner().invoke(app, ["advise", *arguments, *sizes])
+    finally:
+        up.process.terminate()
+        up.join()
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "advice.json").read_text())
+    # The services have measured themselves, so that every size up to the largest batch is priced.
+    assert all(point["table_ms"] > 0 for point in report["measured_steps"])
+    assert report["max_num_seqs"] == max(entry["num_sequences"] for entry in report["batch_sizes"]) >= 4
+    tokens = report["tokens_per_step_by_k"]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] > 1.05, "greedy answers of a tiny model repeat themselves"
+    assert report["acceptance"]["groups"][0]["prompts"] == 4
+    assert report["headline"]
+    speculative((tmp_path / "out" / "specwire.yaml").read_text(), tmp_path)
