@@ -4,16 +4,17 @@ specwire.policy.adaptive."""
 import logging
 import time
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specwire.config import CoordinatorConfig
-from specwire.messages import RowStatus, VerifyCost, VerifyResult
+from specwire.messages import RoundTiming, RowStatus, VerifyCost, VerifyResult
 from specwire.policy.adaptive import AdaptivePolicy, Kept
+from specwire.policy.calibration import Calibrated
 from specwire.policy.cost import StepCost, StepMs, StepShape
-from specwire.policy.curves import VerifyCurve
+from specwire.policy.curves import DraftCurve, VerifyCurve
 from specwire.policy.request import DraftRequest
 
 from .calibration import Calibration
@@ -21,6 +22,7 @@ from .drafters import NO_DRAFTS
 from .metrics import step_parts
 
 if TYPE_CHECKING:
+    from .draft_slot import DraftSlot
     from .lane import Lane
     from .link import DraftLink
     from .plan import Plan
@@ -35,6 +37,8 @@ _NO_SCORE = 0.5
 """Of a draft whose drafter gives none: calibration learns what it is worth."""
 _REPEATS = (4, 16, 64)
 """Steps until a probe is repeated that found all drafters catching up: they go on with that meanwhile."""
+_MAX_OBSERVED = 64
+"""Rows of a step that calibration and forecast learn from; with more rows, not every step: learning has a share of the step's time."""
 _OK = RowStatus.OK
 
 
@@ -46,6 +50,7 @@ class Choice:
         policy: whose they are.
         step: its number.
         request: how many drafts to ask for.
+        curves: of the drafters that may be asked, in the order of shape.num_drafting.
         shape: the step without drafts.
         num_sampling: sequences that emit a token whatever is drafted.
         links: drafters that were asked.
@@ -53,12 +58,13 @@ class Choice:
         rows: decode rows of the round that `kept` is about: those whose drafters answered.
         kept: which drafts to verify; None where no drafter answered, or none was asked.
         num_offered, budget: drafts that came, and that are verified (B).
-        step_ms: predicted and measured time of the whole step; None where either is not known.
+        step_ms: predicted and measured time of the whole step; None where either is not known, or was not looked at.
     """
 
     policy: "LanePolicy"
     step: int
     request: DraftRequest
+    curves: tuple[DraftCurve, ...]
     shape: StepShape
     num_sampling: int
     links: "list[DraftLink]" = field(default_factory=list)
@@ -121,6 +127,7 @@ class LanePolicy:
         self._reads_kv = cost.ms_per_kv_token > 0
         self._num_repeats = 0
         self._repeat_at = -1
+        self._next_observed = 0
         self._finished_ns = 0
 
     def choose(self, lane: "Lane", decodes: "list[Sequence]", chunks: "Chunks", most: int) -> Choice | None:
@@ -129,22 +136,19 @@ class LanePolicy:
         Args:
             chunks: what it may compute beside its decode rows.
         """
-        num_drafting: dict[DraftLink, int] = {}
-        for sequence in decodes:
-            place = sequence.draft_slot
-            if place is not None and sequence.max_drafts and place.link.is_usable:
-                num_drafting[place.link] = num_drafting.get(place.link, 0) + 1
-        if not num_drafting or not most:
+        links = [link for link in lane.links if link.is_usable and link.slots]
+        if not decodes or not links or not most:
             return None
+        num_drafting = _shares([len(link.slots) for link in links], len(decodes))
         step = lane.next_round
-        self.cost.drafts = tuple([link.drafter.curve for link in num_drafting])
-        most = min(most, max(link.drafter.max_drafts for link in num_drafting))
-        shape, num_sampling = self._shape(decodes, chunks, tuple(num_drafting.values()), leaves_run_ahead=not lane.is_lockstep)
+        curves = self.cost.drafts = tuple([link.drafter.curve for link in links])
+        most = min(most, max([link.drafter.max_drafts for link in links]))
+        shape, num_sampling = self._shape(decodes, chunks, num_drafting, leaves_run_ahead=not lane.is_lockstep)
         request = self.policy.choose_request(step, shape, num_sampling, most)
         if request.num_drafts < most and step == self._repeat_at:
             request = DraftRequest(most, is_probe=True)
         self._note_fallback(request.fallback)
-        return Choice(self, step, request, shape, num_sampling)
+        return Choice(self, step, request, curves, shape, num_sampling)
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
         """See `Choice.settle`."""
@@ -154,65 +158,49 @@ class LanePolicy:
 
     def keep(self, choice: Choice, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
         """See `Choice.keep`."""
-        scores: list[list[float]] = []
-        num_asked: list[int] = []
-        groups: list[int] = []
-        places: list[int] = []  # among the plan's rows
-        kinds: dict[DraftLink, tuple[int, int]] = {}
-        row, num_rows_asked = -1, 0
-        for index, (sequence, draft, most) in enumerate(zip(plan.decodes, drafts, plan.num_drafts, strict=True)):
-            slot, place = sequence.slot, sequence.draft_slot
-            if slot is None or slot.is_closed:
-                continue
-            row += 1
-            num_rows_asked += most > 0
-            if draft is NO_DRAFTS or place is None:
-                continue  # it was not asked, or not answered, which says nothing of its drafts
-            confidences = place.confidences
-            if len(confidences) != len(draft):
-                confidences = [_NO_SCORE] * len(draft)
-            scores.append(confidences[:most] if len(draft) > most else confidences)
-            num_asked.append(min(most, place.num_asked))
-            groups.append((kinds.get(place.link) or self._kind(kinds, place.link))[sequence.is_greedy])
-            places.append(index)
-            choice.rows.append(row)
-        self._note_answers(choice.request, choice.step, num_rows_asked, len(places))
-        if not places:
+        # Comprehensions, since whatever is done here is done for every row of every step that drafts.
+        slots = [sequence.slot for sequence in plan.decodes]
+        is_live = [slot is not None and not slot.is_closed for slot in slots]
+        answered = [index for index, draft in enumerate(drafts) if draft is not NO_DRAFTS and is_live[index]]
+        self._note_answers(choice, plan, bool(answered))
+        if not answered:
             return drafts
+        places = [place for index in answered if (place := plan.decodes[index].draft_slot) is not None]
+        assert len(places) == len(answered), f"{len(answered)} sequences have drafts, but {len(places)} a drafter"
+        most = [plan.num_drafts[index] for index in answered]
+        drafts = [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, plan.num_drafts, strict=True)]
+        scores = [place.confidences for place in places]
+        offered = [len(drafts[index]) for index in answered]
+        if list(map(len, scores)) != offered:
+            scores = [_scores(place, number) for place, number in zip(places, offered, strict=True)]
+        num_asked = [place.num_asked if place.num_asked < number else number for place, number in zip(places, most, strict=True)]
+        groups = [place.group if place.group >= 0 else self._group(place) for place in places]
         kept = choice.kept = self.policy.choose_kept(choice.request, scores, num_asked, groups, choice.shape, choice.num_sampling)
         numbers = kept.num_kept.tolist()
-        choice.num_offered, choice.budget = sum(map(len, scores)), sum(numbers)
-        for index, number in zip(places, numbers, strict=True):
-            if len(drafts[index]) != number:
-                drafts[index] = drafts[index][:number]
+        choice.num_offered, choice.budget = sum(offered), sum(numbers)
+        choice.rows = answered if all(is_live) else [sum(is_live[:index]) for index in answered]
+        if choice.budget < choice.num_offered:
+            for index, number in zip(answered, numbers, strict=True):
+                if len(drafts[index]) > number:
+                    drafts[index] = drafts[index][:number]
         return drafts
 
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult) -> None:
-        """Learns from what became of the step's drafts, and how long it took."""
+        """Learns from what became of the step's drafts, and how long it took; of one step of a few where there are many rows in each."""
+        timing = result.timing
+        # A round that ran ahead was at the verifier before the one before it had ended.
+        started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
+        if choice.step % max(1, len(round_.rows) // _MAX_OBSERVED) and not choice.request.is_probe:
+            return
         if choice.kept is not None:
-            answers = result.rows
-            num_accepted = np.array([
-                answers[row].num_accepted if answers[row].status is _OK and answers[row].num_accepted <= most else -1
-                for row, most in zip(choice.rows, choice.kept.num_kept.tolist(), strict=True)
-            ])  # fmt: skip
-            self.policy.observe(choice.kept, num_accepted)
-        if self.cost.unknown or not result.timing.received_ns:
+            self._observe_drafts(choice.kept, choice.rows, result)
+        self.cost.drafts = choice.curves
+        if self.cost.unknown or not timing.received_ns:
             return
         shape = choice.shape
         if len(round_.rows) != shape.num_rows:
             shape = shape._replace(num_tokens=sum([row.token_budget or 1 for row in round_.rows]), num_rows=len(round_.rows))
-        choice.step_ms = self.cost.observe(choice.budget, shape, self._measure(choice, round_, result))
-
-    def _measure(self, choice: Choice, round_: "Round", result: VerifyResult) -> StepMs:
-        timing, parts = result.timing, step_parts(round_.plan.times, result.timing, time.monotonic_ns())
-        # A clock that is set meanwhile counts only as far as it fits into the round trip.
-        verify_ns = min(max(0, timing.finished_ns - max(timing.started_ns, self._finished_ns)), parts.forward)
-        self._finished_ns = timing.finished_ns
-        hop_ms = (parts.plan + parts.verify_hop + parts.commit) / 1e6
-        if not choice.shape.num_requested:
-            return StepMs(verify_ns / 1e6, 0.0, hop_ms)
-        draft_ms = min(choice.draft_ms, parts.propose / 1e6)
-        return StepMs(verify_ns / 1e6, draft_ms, hop_ms + parts.propose / 1e6 - draft_ms if draft_ms else 0.0)
+        choice.step_ms = self.cost.observe(choice.budget, shape, _measure(choice, round_, timing, started_ns))
 
     def _shape(self, decodes: "list[Sequence]", chunks: "Chunks", num_drafting: Rows[int], *, leaves_run_ahead: bool) -> tuple[StepShape, int]:
         """The shape of a step that asks for no drafts, and how many sequences sample in it."""
@@ -234,17 +222,29 @@ class LanePolicy:
         )
         return shape, num_sampling
 
-    def _kind(self, kinds: "dict[DraftLink, tuple[int, int]]", link: "DraftLink") -> tuple[int, int]:
-        assert link.drafter.description is not None, "a drafter that has answered has described itself"
-        kinds[link] = self._calibration.kind(link.drafter.description)
-        return kinds[link]
+    def _observe_drafts(self, kept: Kept, rows: list[int], result: VerifyResult) -> None:
+        """Of many rows some, in turn."""
+        stride = -(-len(rows) // _MAX_OBSERVED)
+        self._next_observed = (self._next_observed + 1) % stride
+        taken = slice(self._next_observed, None, stride)
+        num_kept, scores = kept.num_kept[taken], kept.calibrated
+        answers = [result.rows[row] for row in rows[taken]]
+        num_accepted = np.array([answer.num_accepted if answer.status is _OK else -1 for answer in answers])
+        num_accepted[num_accepted > num_kept] = -1
+        observed = Calibrated(scores.confidences[taken], scores.bins[taken], scores.groups[taken])
+        self.policy.observe(replace(kept, num_kept=num_kept, calibrated=observed, is_typical=kept.is_typical[taken]), num_accepted)
 
-    def _note_answers(self, request: DraftRequest, step: int, num_asked: int, num_answered: int) -> None:
+    def _group(self, place: "DraftSlot") -> int:
+        """What kind of drafts a place's are; found once."""
+        description = place.link.drafter.description
+        assert description is not None, "a drafter that has answered has described itself"
+        place.group = self._calibration.kind(description)[place.sequence.is_greedy]
+        return place.group
+
+    def _note_answers(self, choice: Choice, plan: "Plan", has_answers: bool) -> None:
         """A probe that nobody answered has shown nothing: after many steps without drafts, drafters must catch up first."""
-        if num_answered or not num_asked:
-            self._num_repeats = 0
-        elif request.is_probe and self._num_repeats < len(_REPEATS):
-            self._repeat_at = step + _REPEATS[self._num_repeats]
+        if choice.request.is_probe and not has_answers and any(plan.num_drafts) and self._num_repeats < len(_REPEATS):
+            self._repeat_at = choice.step + _REPEATS[self._num_repeats]
             self._num_repeats += 1
         else:
             self._num_repeats = 0
@@ -256,3 +256,26 @@ class LanePolicy:
                 logger.warning("%s: adaptive verification has nothing to go by, and K is fixed, since %s", self._label, fallback)
             else:
                 logger.info("%s: adaptive verification chooses K", self._label)
+
+
+def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
+    """About how many of `total` decoding sequences are whose, where so many are open at each drafter; those that still prefill are open, too."""
+    num_open = sum(numbers)
+    return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
+
+
+def _scores(place: "DraftSlot", number: int) -> list[float]:
+    """The scores of a place's first drafts."""
+    return place.confidences[:number] if len(place.confidences) == len(place.drafts) else [_NO_SCORE] * number
+
+
+def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int) -> StepMs:
+    """What the parts of a step took that is committed now."""
+    parts = step_parts(round_.plan.times, timing, time.monotonic_ns())
+    # A clock that is set meanwhile counts only as far as it fits into the round trip.
+    verify_ms = min(max(0, timing.finished_ns - started_ns), parts.forward) / 1e6
+    hop_ms = (parts.plan + parts.verify_hop + parts.commit) / 1e6
+    if not choice.shape.num_requested:
+        return StepMs(verify_ms, 0.0, hop_ms)
+    draft_ms = min(choice.draft_ms, parts.propose / 1e6)
+    return StepMs(verify_ms, draft_ms, hop_ms + parts.propose / 1e6 - draft_ms if draft_ms else 0.0)

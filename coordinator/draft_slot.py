@@ -10,13 +10,15 @@ if TYPE_CHECKING:
 
 
 class DraftSlot:
-    """One life of a drafter slot. Drafts in it are fresh iff base_len is the sequence's length now."""
+    """One life of a drafter slot. Drafts in it are fresh iff base_len is the sequence's length now. group: what kind of drafts they are, once
+    adaptive verification has asked for it."""
 
     __slots__ = (
         "base_len",
         "confidences",
         "drafts",
         "epoch",
+        "group",
         "index",
         "is_open",
         "link",
@@ -37,6 +39,7 @@ class DraftSlot:
         self.num_asked = 0
         self.num_failures = 0
         self.parent_round = 0
+        self.group = -1
         self.base_len = 0
         self.drafts: list[int] = []
         self.confidences: list[float] = []

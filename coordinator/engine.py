@@ -10,6 +10,7 @@ from typing import NamedTuple
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
 from specwire.messages import FinishReason, GenerateRequest, ServiceDescription, TokenizerSpec
+from specwire.policy.calibration import CalibrationStatistics
 from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.effective import EffectiveSetting, effective_speculation
 from specwire.tokenizer import Tokenizer
@@ -104,6 +105,12 @@ class Engine:
     @property
     def metrics(self) -> Metrics:
         return self._admission.telemetry.metrics
+
+    @property
+    def calibration_statistics(self) -> tuple[CalibrationStatistics, ...]:
+        """How well the scores of drafters are understood, as of the last second; empty without adaptive verification."""
+        calibration = self._admission.calibration
+        return () if calibration is None else calibration.statistics
 
     @property
     def lanes(self) -> list[Lane]:

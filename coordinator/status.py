@@ -1,12 +1,13 @@
 """The coordinator's state as one message, for clients that ask."""
 
+import json
 import statistics
 import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
+from specwire.messages import CalibrationStatus, CoordinatorStatus, DrafterStatus, LaneStatus, PolicyStatus, SettingStatus, StepStatus
 from specwire.version import build_version
 
 from .exposition import known_drafters, per_position
@@ -54,6 +55,21 @@ def describe_status(engine: "Engine") -> CoordinatorStatus:
         fallbacks_by_cause=dict(counters.fallbacks),
         lanes=tuple(_lane(lane, metrics) for lane in engine.lanes),
         drafters=tuple(_drafter(drafter, links, metrics) for drafter, links in known_drafters(engine).items()),
+        speculation=tuple(
+            SettingStatus(setting.key, json.dumps(setting.value), json.dumps(setting.configured), setting.source, setting.reasons)
+            for setting in engine.speculation
+        ),
+        calibration=tuple(
+            CalibrationStatus(
+                method=kind.method,
+                is_greedy=kind.is_greedy,
+                calibration_error=kind.calibration_error,
+                calibration_error_by_position=kind.calibration_error_by_position,
+                acceptance_by_position=kind.acceptance_by_position,
+                num_observed_by_position=kind.num_observed_by_position,
+            )
+            for kind in engine.calibration_statistics
+        ),
     )
 
 
@@ -72,6 +88,25 @@ def _lane(lane: "Lane", metrics: Metrics) -> LaneStatus:
         num_steps=measured.step.count,
         times=_step_status(measured.recent),
         verify_cost=lane.verify_cost,
+        policy=_policy(lane, measured),
+    )
+
+
+def _policy(lane: "Lane", measured: LaneMetrics) -> PolicyStatus:
+    policy = lane.policy
+    if policy is None:
+        return PolicyStatus()
+    return PolicyStatus(
+        is_adaptive=True,
+        fallback=policy.fallback,
+        num_fixed_steps=measured.num_fixed,
+        num_probes=measured.num_probes,
+        num_offered_tokens=measured.num_offered,
+        num_kept_tokens=int(measured.budget.sum),
+        forecast=tuple(policy.policy.forecast.acceptance()),
+        cost_error=policy.cost.errors.median,
+        verify_factor=policy.cost.verify.correction.factor,
+        hop_factor=policy.cost.hops.correction.factor,
     )
 
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specwire.cli.status_speculation import speculation
 from specwire.console import make_table
 from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus
 
@@ -24,6 +25,7 @@ def render(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Rende
     parts: list[RenderableType] = [_headline(status), _totals(status, before), _lanes(status)]
     if status.drafters:
         parts += [_drafters(status, before), _acceptance(status, before)]
+    parts += speculation(status)
     if status.fallbacks_by_cause:
         parts.append(Text(f"without drafts: {_counts(status.fallbacks_by_cause)}", style="yellow"))
     return Group(*parts)

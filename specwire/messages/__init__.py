@@ -30,10 +30,11 @@ from specwire.messages.generate import (
     StreamDelta,
     Usage,
 )
-from specwire.messages.status import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
+from specwire.messages.status import CalibrationStatus, CoordinatorStatus, DrafterStatus, LaneStatus, PolicyStatus, SettingStatus, StepStatus
 from specwire.messages.verify import TokenLogprobs, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
 
 __all__ = [
+    "CalibrationStatus",
     "ChoiceDelta",
     "ConditionalOutcome",
     "CoordinatorStatus",
@@ -54,6 +55,7 @@ __all__ = [
     "Hello",
     "LaneStatus",
     "LogitOverlay",
+    "PolicyStatus",
     "Proposals",
     "RoundTiming",
     "RowStatus",
@@ -61,6 +63,7 @@ __all__ = [
     "SessionEvent",
     "SessionStart",
     "SessionUpdate",
+    "SettingStatus",
     "SlotRef",
     "SpecStats",
     "StepStatus",

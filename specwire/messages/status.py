@@ -25,6 +25,63 @@ class StepStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """What a lane's adaptive verification does; counts since the start.
+
+    Args:
+        fallback: why K is fixed nevertheless; num_fixed_steps: steps in which it was.
+        num_probes: steps that asked for drafts to learn what they are worth.
+        num_offered_tokens, num_kept_tokens: drafts that came, and those of them that were verified.
+        forecast: acceptance rates by position, to be expected if all drafts were verified.
+        cost_error: median of |predicted - measured| / measured of the last steps.
+        verify_factor, hop_factor: what the verifier's table, and the time between the peers, are multiplied by.
+    """
+
+    is_adaptive: bool = False
+    fallback: str = ""
+    num_fixed_steps: int = 0
+    num_probes: int = 0
+    num_offered_tokens: int = 0
+    num_kept_tokens: int = 0
+    forecast: tuple[float, ...] = ()
+    cost_error: float = 0.0
+    verify_factor: float = 1.0
+    hop_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SettingStatus:
+    """One key of the configuration in effect. value and configured are JSON; reasons say why they differ. source: "default" if it was not written,
+    empty where the coordinator can't know where."""
+
+    key: str
+    value: str
+    configured: str = ""
+    source: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationStatus:
+    """What is known of the scores of one kind of drafts: of greedy sequences, or of others.
+
+    Args:
+        calibration_error: mean of |predicted - observed| acceptance.
+        acceptance_by_position: shares of observed drafts that were accepted; num_observed_by_position: how many were observed.
+    """
+
+    method: str
+    is_greedy: bool = False
+    calibration_error: float = 0.0
+    calibration_error_by_position: tuple[float, ...] = ()
+    acceptance_by_position: tuple[float, ...] = ()
+    num_observed_by_position: tuple[int, ...] = ()
+
+
+_NO_POLICY = PolicyStatus()
+
+
+@dataclass(frozen=True, slots=True)
 class LaneStatus:
     """One verifier. reason: why it is not ready. num_speculative_tokens: K of its last step. num_steps: since the coordinator's start.
     verify_cost: as it describes itself."""
@@ -41,6 +98,7 @@ class LaneStatus:
     num_steps: int = 0
     times: StepStatus = StepStatus()
     verify_cost: VerifyCost = _NO_COST
+    policy: PolicyStatus = _NO_POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +135,7 @@ class CoordinatorStatus:
             those were accepted.
         sequences_by_reason: ended sequences: stop, length, cancelled, error.
         fallbacks_by_cause: sequences and steps that went without drafts though K was above 0.
+        speculation: its configuration in effect; calibration: of adaptive verification.
     """
 
     version: str
@@ -107,3 +166,5 @@ class CoordinatorStatus:
     fallbacks_by_cause: dict[str, int] = field(default_factory=dict)
     lanes: tuple[LaneStatus, ...] = ()
     drafters: tuple[DrafterStatus, ...] = ()
+    speculation: tuple[SettingStatus, ...] = ()
+    calibration: tuple[CalibrationStatus, ...] = ()

@@ -1,42 +1,56 @@
 """A coordinator's status. Fields have the same names on both sides."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus, StepStatus
+from specwire.messages import CalibrationStatus, CoordinatorStatus, DrafterStatus, LaneStatus, PolicyStatus, SettingStatus, StepStatus
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.wire.common import pack_draft_cost, pack_verify_cost, unpack_draft_cost, unpack_verify_cost
 
-_NESTED = ("times", "lanes", "drafters", "verify_cost", "draft_cost", "draft_ms_per_kv_token")
+_NESTED = ("times", "policy", "lanes", "drafters", "speculation", "calibration", "verify_cost", "draft_cost", "draft_ms_per_kv_token")
 _TUPLES = ("clipped", "drafts_per_position", "accepted_per_position")
+_CALIBRATION_TUPLES = ("calibration_error_by_position", "acceptance_by_position", "num_observed_by_position")
 _COUNTS = ("sequences_by_reason", "fallbacks_by_cause")
 
 
 def pack_status(status: CoordinatorStatus) -> pb.GetStatusResponse:
     lanes = [
-        pb.LaneStatus(**_plain(lane), times=pb.StepStatus(**_plain(lane.times)), verify_cost=pack_verify_cost(lane.verify_cost))
+        pb.LaneStatus(
+            **_plain(lane),
+            times=pb.StepStatus(**_plain(lane.times)),
+            policy=pb.PolicyStatus(**_plain(lane.policy)),
+            verify_cost=pack_verify_cost(lane.verify_cost),
+        )
         for lane in status.lanes
     ]
     drafters = [
         pb.DrafterStatus(**_plain(drafter), draft_cost=pack_draft_cost(drafter.draft_cost, drafter.draft_ms_per_kv_token))
         for drafter in status.drafters
     ]
-    return pb.GetStatusResponse(status=pb.CoordinatorStatus(**_plain(status), lanes=lanes, drafters=drafters))
+    speculation = [pb.SettingStatus(**_plain(setting)) for setting in status.speculation]
+    calibration = [pb.CalibrationStatus(**_plain(kind)) for kind in status.calibration]
+    return pb.GetStatusResponse(
+        status=pb.CoordinatorStatus(**_plain(status), lanes=lanes, drafters=drafters, speculation=speculation, calibration=calibration)
+    )
 
 
 def unpack_status(response: pb.GetStatusResponse) -> CoordinatorStatus:
     message = response.status
-    values = _values(CoordinatorStatus, message)
+    values = _values(CoordinatorStatus, message, _TUPLES)
     return CoordinatorStatus(
-        **values | {name: tuple(values[name]) for name in _TUPLES} | {name: dict(values[name]) for name in _COUNTS},
+        **values | {name: dict(values[name]) for name in _COUNTS},
         lanes=tuple(map(_unpack_lane, message.lanes)),
         drafters=tuple(map(_unpack_drafter, message.drafters)),
+        speculation=tuple(SettingStatus(**_values(SettingStatus, setting, ("reasons",))) for setting in message.speculation),
+        calibration=tuple(CalibrationStatus(**_values(CalibrationStatus, kind, _CALIBRATION_TUPLES)) for kind in message.calibration),
     )
 
 
 def _unpack_lane(lane: pb.LaneStatus) -> LaneStatus:
     times = StepStatus(**_values(StepStatus, lane.times))
-    return LaneStatus(**_values(LaneStatus, lane), times=times, verify_cost=unpack_verify_cost(lane.verify_cost))
+    policy = PolicyStatus(**_values(PolicyStatus, lane.policy, ("forecast",)))
+    return LaneStatus(**_values(LaneStatus, lane), times=times, policy=policy, verify_cost=unpack_verify_cost(lane.verify_cost))
 
 
 def _unpack_drafter(drafter: pb.DrafterStatus) -> DrafterStatus:
@@ -49,5 +63,6 @@ def _plain(message: Any) -> dict[str, Any]:
     return _values(type(message), message)
 
 
-def _values(kind: Any, message: Any) -> dict[str, Any]:
-    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind) if field.name not in _NESTED}
+def _values(kind: Any, message: Any, tuples: Sequence[str] = ()) -> dict[str, Any]:
+    values = {field.name: getattr(message, field.name) for field in dataclasses.fields(kind) if field.name not in _NESTED}
+    return values | {name: tuple(values[name]) for name in tuples}

@@ -1,18 +1,14 @@
-"""Adaptive verification in the coordinator: the same tokens whatever scores say and whatever is verified, and choices that follow what drafts bring."""
+"""Adaptive verification in the coordinator: the same tokens whatever is verified, and choices that follow what drafts bring."""
 
 import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from coordinator.adaptive import LanePolicy
-from specwire.errors import FailedPreconditionError
 from specwire.messages import DraftCost, VerifyCost, VerifyRound
-from specwire.policy.adaptive import AdaptivePolicy, Kept
-from specwire.policy.request import DraftRequest
-from tests.coordinator.test_invariance import PROMPTS, check_all, submit_all, until_tokens
+from tests.coordinator.test_invariance import check_all, submit_all
 from tests.scripted.cluster import Cluster
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript

@@ -106,7 +106,8 @@ def test_what_the_server_counts_is_shown() -> None:
     metrics.watch(keys, certificates)
     metrics.watch_peers(connectors)
     engine: Any = SimpleNamespace(
-        metrics=metrics, counters=Counters(), description=None, lanes=[], ready=Readiness(False, ""), num_waiting=0, num_parked=0
+        metrics=metrics, counters=Counters(), description=None, lanes=[], calibration_statistics=(), ready=Readiness(False, ""), num_waiting=0,
+        num_parked=0
     )  # fmt: skip
     series = make_scraper(exposition.METRICS, lambda: exposition.collect(engine))()
     assert value(series, f"{PREFIX}failed_reloads_total", file="api_keys") == 5

@@ -17,7 +17,8 @@ class DrafterScript:
     """How a scripted drafter behaves; fields may be changed while it runs.
 
     acceptance: share of drafts that equal the target's token, drawn by a hash of the prefix. garbage: kinds of broken replies, one drawn for
-    each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes. score(is right, position): of a draft; None = such a row has none.
+    each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes.
+    score(is right, position): of a draft; None = such a row has none.
     tells_times: answers say when they were made (in process only).
     """
 
