@@ -29,8 +29,9 @@ _LONGEST_GAP = 4.0
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One run of as many equal requests as there are at once."""
+    """One run of as many equal requests as there are at once; repeat: its number among equal ones."""
 
+    repeat: int
     concurrency: int
     num_requested: int
     records: list[RequestRecord]
@@ -84,7 +85,7 @@ class Measuring:
         sizes, ks = self.concurrencies(), sorted({0, 1, self.most})
         params = self._options.accept.params.replace(ignore_eos=True)
         with show_progress("steps", self._options.repeats * len(ks) * sum(sizes)) as ended:
-            for _ in range(self._options.repeats):
+            for repeat in range(self._options.repeats):
                 for concurrency in sizes:
                     chosen = [prompts[index * len(prompts) // concurrency] for index in range(concurrency)]
                     chosen = [replace(prompt, max_tokens=self._options.step_len) for prompt in chosen]
@@ -93,7 +94,7 @@ class Measuring:
                         run = await LoadGenerator(send, time.perf_counter, max_concurrency=concurrency, on_end=ended).run(chosen, None, self._stop)
                         if run.interrupted:
                             return runs
-                        runs.append(StepRun(concurrency, k, run.records))
+                        runs.append(StepRun(repeat, concurrency, k, run.records))
         return runs
 
     def _backend(self, params: SamplingParams) -> Send:
@@ -103,13 +104,17 @@ class Measuring:
 
 
 def step_points(runs: Sequence[StepRun], num_lanes: int) -> list[StepPoint]:
-    """Medians over the runs of equal batch size and K, which is the most drafts that a step verified: a schedule of the coordinator may allow fewer
-    than were asked for. Runs that were asked for drafts and verified none are left out. Both are logged.
+    """What the runs of equal batch size and K say. K is the most drafts that a step verified: a schedule of the coordinator may allow fewer than were
+    asked for. Runs that were asked for drafts and verified none are left out. Both are logged.
+
+    With K = 0 the median counts. With drafts it is the median of the ratios to the runs without them just before, which other load on the machine
+    changes less than the times themselves.
 
     Raises:
         SpecwireError: requests failed.
     """
-    groups: dict[tuple[int, int], list[StepPoint]] = {}
+    plain: dict[tuple[int, int], float] = {}
+    groups: dict[tuple[int, int], tuple[StepPoint, list[float]]] = {}
     limited: set[tuple[int, int]] = set()
     for run in runs:
         point, kind = _point(run, num_lanes), (run.concurrency, run.num_requested)
@@ -120,15 +125,21 @@ def step_points(runs: Sequence[StepRun], num_lanes: int) -> list[StepPoint]:
                 "num_speculative_tokens_per_batch_size and adaptive verification out while this measures",
                 run.concurrency, run.num_requested, point.num_requested,
             )  # fmt: skip
-        if point.num_requested or not run.num_requested:
-            groups.setdefault((point.num_sequences, point.num_requested), []).append(point)
-    return [_median(points) for points in groups.values()]
-
-
-def _median(points: Sequence[StepPoint]) -> StepPoint:
-    times = [point.step_ms for point in points]
-    median = statistics.median(times)
-    return replace(points[0], step_ms=median, spread=(max(times) - min(times)) / median)
+        if not run.num_requested:
+            plain[run.concurrency, run.repeat] = point.step_ms
+        elif not point.num_requested:
+            continue
+        relative = point.step_ms / plain[run.concurrency, run.repeat] if run.num_requested else point.step_ms
+        groups.setdefault((point.num_sequences, point.num_requested), (point, []))[1].append(relative)
+    medians = {key: statistics.median(values) for key, (_, values) in groups.items()}
+    return [
+        replace(
+            point,
+            step_ms=medians[size, k] * (medians[size, 0] if k else 1.0),
+            spread=(max(values) - min(values)) / medians[size, k],
+        )
+        for (size, k), (point, values) in groups.items()
+    ]
 
 
 def _point(run: StepRun, num_lanes: int) -> StepPoint:
