@@ -59,6 +59,10 @@ class Calibration:
         """Begins to look after statistics and file."""
         self._following = asyncio.create_task(self._follow())
 
+    def look(self) -> None:
+        """Brings the statistics up to date."""
+        self.statistics = tuple(self.calibrator.statistics())
+
     async def stop(self) -> None:
         """Writes the file a last time."""
         if self._following is not None:
@@ -72,7 +76,7 @@ class Calibration:
             await asyncio.sleep(_LOOK_S)
             num_looks += 1
             try:
-                self.statistics = tuple(self.calibrator.statistics())
+                self.look()
                 if num_looks * _LOOK_S >= _SAVE_S:
                     num_looks = 0
                     await self._save()

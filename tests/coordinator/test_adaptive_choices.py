@@ -1,0 +1,209 @@
+"""What adaptive verification chooses in the coordinator's steps, what it falls back to, and what it learns and keeps."""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.status import describe_status
+from specwire.messages import VerifyCost, VerifyRound
+from tests.coordinator.adaptive_cluster import VERIFIER, K, adaptive_cluster, drafter, policy_of
+from tests.scripted.cluster import Cluster, Running
+from tests.scripted.drafter import DrafterScript
+from tests.scripted.verifier import VerifierScript
+
+LONG = replace(VERIFIER, max_model_len=4000, num_blocks=16_000)
+
+
+def long_drafter(acceptance: float = 1.0) -> DrafterScript:
+    return drafter(max_model_len=4000, acceptance=acceptance)
+
+
+def decode(cluster: Cluster, num_sequences: int = 4, **sampling: int) -> list[Running]:
+    return [cluster.submit([5, 6, 7 + seed], seed=seed, max_tokens=3900, **sampling) for seed in range(num_sequences)]
+
+
+def watch_k(cluster: Cluster) -> Callable[[], list[int]]:
+    """Most drafts of a row by round, from now on."""
+    rounds = cluster.verifiers[0].received
+    rounds.clear()
+    return lambda: [most_drafts(message) for message in rounds if any(not row.token_budget for row in message.rows)]
+
+
+def most_drafts(message: VerifyRound) -> int:
+    return max((len(row.draft_tokens) for row in message.rows), default=0)
+
+
+async def steps(cluster: Cluster, number: int) -> None:
+    until = cluster.num_steps + number
+    await cluster.until(lambda: cluster.num_steps >= until)
+
+
+def cancel(running: list[Running]) -> None:
+    for request in running:
+        request.handle.cancel()
+
+
+async def test_k_goes_to_0_where_drafts_are_bad_and_comes_back_when_they_are_good() -> None:
+    async with adaptive_cluster([long_drafter(0.0)], [LONG]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster)
+        ks = watch_k(cluster)
+        await cluster.until(lambda: len(ks()) > 30 and not any(ks()[-30:]))
+        ks = watch_k(cluster)
+        await steps(cluster, 300)
+        assert 0 < sum(k > 0 for k in ks()) < 0.1 * len(ks()), "but for probes, it runs ahead"
+        assert any(row.from_round for message in cluster.verifiers[0].received for row in message.rows)
+        cluster.drafters[0].script.acceptance = 1.0
+        await cluster.until(lambda: min(ks()[-30:]) == K)
+        status = describe_status(cluster.engine).lanes[0].policy
+        assert status.is_adaptive
+        assert status.num_probes > 0
+        assert 0 < status.num_kept_tokens < status.num_offered_tokens
+        cancel(running)
+
+
+async def test_a_probe_that_finds_all_drafters_catching_up_is_repeated() -> None:
+    async with adaptive_cluster([long_drafter(0.0)], [LONG]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster)
+        ks = watch_k(cluster)
+        await cluster.until(lambda: len(ks()) > 150 and not any(ks()[-30:]))
+        script, policy = cluster.drafters[0].script, policy_of(cluster)
+        num_probes = policy.policy.counters.num_probes
+        script.acceptance, script.num_catch_up_rounds = 1.0, 1 << 30
+        await cluster.until(lambda: cluster.engine.counters.fallbacks["catching_up"] >= 4)
+        script.num_catch_up_rounds = 0
+        await steps(cluster, 8)
+        assert policy.policy.counters.num_probes == num_probes + 1, "the next one of its own is far off"
+        assert policy.policy.forecast.acceptance()[0] > 0.1
+        cancel(running)
+
+
+async def test_only_good_drafts_are_kept() -> None:
+    """Scores tell right drafts from wrong ones, and each token costs: after a while hardly a wrong one is verified."""
+    steep = VerifyCost((1, 128), (4.0, 30.0))
+
+    def score(is_right: bool, position: int) -> float:
+        return 0.9 if is_right else 0.1
+
+    async with adaptive_cluster([replace(long_drafter(0.5), score=score)], [replace(LONG, verify_cost=steep)]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster, 8)
+        await cluster.until(lambda: cluster.engine.counters.num_draft_tokens > 300)
+        accepted, verified = (getattr(cluster.engine.counters, f"num_{what}_tokens") for what in ("accepted", "draft"))
+        await cluster.until(lambda: cluster.engine.counters.num_draft_tokens > 600)
+        accepted, verified = cluster.engine.counters.num_accepted_tokens - accepted, cluster.engine.counters.num_draft_tokens - verified
+        assert accepted > 0.9 * verified
+        cancel(running)
+
+
+async def test_prefills_beside_steady_decodes_do_not_thrash() -> None:
+    """Four sequences decode, and a prompt of one chunk comes every other step."""
+    async with adaptive_cluster([long_drafter(0.8)], [LONG]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster)
+        await steps(cluster, 60)
+        ks = watch_k(cluster)
+        for seed in range(60):
+            await cluster.submit([20 + seed] * 30, seed=seed, max_tokens=1).check()
+            await steps(cluster, 2)
+        chosen = ks()
+        assert sum((k == 0) != (other == 0) for k, other in itertools.pairwise(chosen)) <= 0.1 * len(chosen)
+        cancel(running)
+
+
+@pytest.mark.parametrize("missing", ["verifier", "drafter"])
+async def test_without_costs_k_is_fixed_and_that_is_said_once(missing: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    verifier = replace(LONG, verify_cost=VerifyCost()) if missing == "verifier" else LONG
+    async with adaptive_cluster([long_drafter(0.0) if missing == "verifier" else DrafterScript(acceptance=0.0)], [verifier]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster)
+        await steps(cluster, 30)
+        ks = watch_k(cluster)
+        await steps(cluster, 30)
+        assert set(ks()) == {K}
+        said = [record.message for record in caplog.records if "K is fixed" in record.message]
+        assert len(said) == 1
+        assert missing in said[0]
+        lane = describe_status(cluster.engine).lanes[0]
+        assert missing in lane.policy.fallback
+        assert lane.policy.num_fixed_steps > 20
+        cancel(running)
+
+
+async def test_the_ratio_test_is_refused() -> None:
+    """What it emits depends on which drafts are verified, and here their scores decide that."""
+    script = replace(VERIFIER, rejection_sample_method="probabilistic")
+    async with adaptive_cluster(verifiers=[script]) as cluster:
+        while "rejection_sample_method" not in cluster.engine.ready.reason:
+            await cluster.engine.readiness_changed()
+        assert not cluster.engine.ready.is_ready
+        assert "use strict there, or leave enable_adaptive_verification out" in cluster.engine.ready.reason
+    async with Cluster([script], [drafter()]) as cluster:
+        await cluster.ready()
+
+
+async def test_what_steps_take_is_learned() -> None:
+    """The verifier's table says 4 ms where a round takes a tenth of it, and the other way round for the drafter."""
+    async with adaptive_cluster(
+        [replace(long_drafter(), tells_times=True, delay_s=0.003)], [replace(LONG, tells_times=True, delay_s=0.0004)]
+    ) as cluster:  # fmt: skip
+        await cluster.all_there()
+        running = decode(cluster)
+        await steps(cluster, 250)
+        cost, curve = policy_of(cluster).cost, cluster.engine.lanes[0].links[0].drafter.curve
+        assert cost.verify.correction.factor < 0.9
+        assert curve.correction.factor > 1.1
+        assert len(cost.errors) > 30
+        metrics = cluster.engine.metrics.lanes["v0:1"]
+        assert metrics.predicted_step.count == metrics.measured_step.count > 30
+        assert metrics.budget.count > 30
+        cancel(running)
+
+
+async def test_calibration_outlives_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "calibration.json"
+
+    async def run(verifier: VerifierScript) -> float:
+        """Observations that there are at the start."""
+        async with adaptive_cluster([long_drafter(0.7)], [verifier], calibration_file=str(file)) as cluster:
+            await cluster.all_there()
+            found = float(policy_of(cluster).policy.calibrator.trials.sum())
+            await cluster.submit([5, 6, 7], seed=1, max_tokens=200, temperature=0.0).check()
+            return found
+
+    assert await run(LONG) == 0
+    assert [group["method"] for group in json.loads(file.read_text())["groups"]] == ["scripted scripted-draft"] * 2
+    assert await run(LONG) > 50
+    assert await run(replace(LONG, weights_hash="others")) == 0
+    assert "calibration starts afresh" in caplog.text
+
+
+async def test_status_shows_the_choices(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with adaptive_cluster([long_drafter(0.7)], [LONG], schedule=[[1, 2, 9], [5, 16, 0]]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster, 2)
+        await steps(cluster, 60)
+        cluster.engine._admission.calibration.look()  # type: ignore[union-attr]
+        status = describe_status(cluster.engine)
+        settings = {setting.key: setting for setting in status.speculation}
+        assert json.loads(settings["enable_adaptive_verification"].value) is True
+        schedule = settings["num_speculative_tokens_per_batch_size"]
+        assert json.loads(schedule.value) == [[1, 4, K], [5, 16, 0]]
+        assert any("clipped" in reason for reason in schedule.reasons)
+        assert any("3 to 4" in reason for reason in schedule.reasons)
+        [kind] = status.calibration
+        assert kind.method == "scripted scripted-draft"
+        assert kind.acceptance_by_position[0] == pytest.approx(0.7, abs=0.2)
+        assert "speculation: " in caplog.text
+        cancel(running)
+        await asyncio.sleep(0)
