@@ -251,6 +251,14 @@ def test_of_processes_that_measure_at_once_all_get_the_first_ones_answer(monkeyp
     assert cache_dir.remembered("kind", "key", lambda: "third") == "first"
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_model_that_no_kernel_on_cuda_takes_is_refused_before_it_is_loaded(tmp_path, load_format):
+    save_tiny_model(tmp_path, "llama", head_dim=12)
+    with pytest.raises(UnsupportedError, match="head_dim is 12, but on CUDA only 16, 32, 64, 128 are built; use device cpu"):
+        open_model(tmp_path, load_format=load_format, dtype="auto", device="cuda")
+    assert open_model(tmp_path, load_format=load_format, dtype="float32", device="cpu").config.head_dim == 12
+
+
 # --- whole models ---------------------------------------------------------------------------------------------------
 
 

@@ -14,10 +14,13 @@ from specwire.engine.models.decoder import Decoder, LayerWeights
 from specwire.engine.models.dummy import DummySource, dummy_digest
 from specwire.engine.models.hashing import weights_hash
 from specwire.engine.models.stored_q4 import StoredQ4
-from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format, format_hash, make_head_linear, make_linear
-from specwire.errors import InvalidArgumentError
+from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format, format_hash, make_head_linear, make_linear, uses_tiles
+from specwire.errors import InvalidArgumentError, UnsupportedError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+CUDA_HEAD_DIMS = (16, 32, 64, 128)
+"""Of models that the kernels on CUDA are for: powers of two, large enough for matrix units, with tiles that fit into a multiprocessor."""
 
 TensorSource = Callable[[str], torch.Tensor]
 """Name of a tensor in transformers' naming -> its values, on the model's device where that costs no copy, in any dtype."""
@@ -54,10 +57,14 @@ def open_model(folder: Path, *, load_format: str, dtype: str, device: str, weigh
         num_rows: the number of rows that auto is chosen for, beside one.
 
     Raises:
+        UnsupportedError: no kernels on CUDA for the model's head_dim.
         SpecwireError: as `load_model`, `parse_dtype` and `check_weights` do.
     """
     request = WeightsRequest(weights, None if dtype == "auto" else parse_dtype(dtype), num_rows)
     config = ModelConfig.from_folder(folder)
+    if device != "cpu" and config.head_dim not in CUDA_HEAD_DIMS:
+        built = ", ".join(map(str, CUDA_HEAD_DIMS))
+        raise UnsupportedError(f"the model's head_dim is {config.head_dim}, but on CUDA only {built} are built; use device cpu, or another model")
     is_dummy = load_format == "dummy"
     chosen = choose_format(request, config, device, has_q4=not is_dummy and StoredQ4(folder).has_layers(config.num_layers), may_measure=not is_dummy)
     if is_dummy:
@@ -155,6 +162,7 @@ def build_decoder(
         final_norm=single("model.norm.weight"),
         head=LogitsHead(head_weight, make_head_linear(weights, head_weight)),
         weights_hash=digest(),
+        is_tiled=uses_tiles(weights),
     )
 
 
