@@ -1,9 +1,10 @@
 """CPU time that the coordinator adds to a step, beside an echo of the same messages without logic; and what the hops between services take.
 
-python -m benchmarks.overhead
+python -m benchmarks.overhead [--adaptive]
 
 Scripted drafter and verifier, real gRPC, each service a process of its own, K = 5 drafts a step, all sequences on one Session stream.
 The echo is measured in turns with the coordinator: same peers, same client, the very messages that the coordinator sent.
+With --adaptive: what adaptive verification adds to a step of K = 7, in turns with the same coordinator without it.
 """
 
 import argparse
@@ -30,6 +31,9 @@ from specwire.wire import draft, generate, verify
 
 MAX_ABOVE_ECHO_MS = {1: 0.4, 256: 2.5}
 """What is promised."""
+MAX_ADAPTIVE_MS = {256: 0.3}
+"""The same of what adaptive verification adds."""
+ADAPTIVE_K = 7
 logger = logging.getLogger(__name__)
 
 _PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -62,10 +66,14 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--steps", type=int, default=400, help="about how many steps of a run are measured")
     parser.add_argument("--rounds", type=int, default=5, help="runs of coordinator and echo, in turns")
+    parser.add_argument("--adaptive", action="store_true", help="measure what adaptive verification adds, and nothing else")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for overhead.json")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
+    if args.adaptive:
+        report_adaptive([asyncio.run(measure_adaptive(num_seqs, args.steps, args.rounds)) for num_seqs in args.sequences], args.output, bystanders)
+        return
     results = [asyncio.run(measure(num_seqs, args.steps, args.rounds)) for num_seqs in args.sequences]
     print_table(
         ["sequences", "coordinator ms", "echo ms", "above echo ms", "at most", "step ms", "echo step ms", "messages a step"],
@@ -88,6 +96,44 @@ def main() -> None:
         "num_speculative_tokens": K, "acceptance": ACCEPTANCE, "rounds": args.rounds, "results": results,
     }  # fmt: skip
     print(f"\nwritten to {write_report('overhead', figures, args.output, bystanders)}")
+
+
+def report_adaptive(results: list[dict[str, Any]], output: Path, bystanders: Bystanders) -> None:
+    print_table(
+        ["sequences", "adaptive ms", "fixed K ms", "added ms", "at most", "drafts verified a row"],
+        [
+            [
+                str(r["sequences"]), f"{r['adaptive_cpu_ms']:.3f}", f"{r['fixed_cpu_ms']:.3f}", f"{r['added_ms']:.3f}",
+                str(MAX_ADAPTIVE_MS.get(r["sequences"], "")), f"{r['drafts_per_row']:.2f}",
+            ]
+            for r in results
+        ],
+    )  # fmt: skip
+    figures = {
+        "unit": "ms a step: user and system time of the process; medians of the rounds",
+        "num_speculative_tokens": ADAPTIVE_K,
+        "results": results,
+    }
+    print(f"\nwritten to {write_report('overhead_adaptive', figures, output, bystanders)}")
+
+
+async def measure_adaptive(num_seqs: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
+    """What adaptive verification adds at one number of sequences."""
+    num_tokens = round(1.25 * num_steps * sum(ACCEPTANCE**i for i in range(ADAPTIVE_K + 1)))
+    fixed, adaptive = [], []
+    for _ in range(num_rounds):
+        fixed.append(await run("coordinator", num_seqs, num_tokens, k=ADAPTIVE_K, has_costs=True))
+        adaptive.append(await run("coordinator", num_seqs, num_tokens, k=ADAPTIVE_K, has_costs=True, is_adaptive=True))
+    rows = [row for record in adaptive[-1].rounds for row in record.message.rows if row.base_len]
+    added = [one.cpu_ms - other.cpu_ms for one, other in zip(adaptive, fixed, strict=True)]
+    return {
+        "sequences": num_seqs,
+        "adaptive_cpu_ms": _median(run.cpu_ms for run in adaptive),
+        "fixed_cpu_ms": _median(run.cpu_ms for run in fixed),
+        "added_ms": _median(added),
+        "added_ms_of_rounds": [round(value, 4) for value in added],
+        "drafts_per_row": round(statistics.mean(len(row.draft_tokens) for row in rows), 3),
+    }
 
 
 async def measure(num_seqs: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
@@ -117,15 +163,17 @@ async def measure(num_seqs: int, num_steps: int, num_rounds: int) -> dict[str, A
     return result
 
 
-async def run(kind: str, num_seqs: int, num_tokens: int, script: EchoScript | None = None) -> Run:
+async def run(
+    kind: str, num_seqs: int, num_tokens: int, script: EchoScript | None = None, *, k: int = K, has_costs: bool = False, is_adaptive: bool = False
+) -> Run:
     """Starts peers and the process under test, lets a client generate, stops everything and reads what was recorded."""
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as name:
         folder = Path(name)
         if script is not None:
             (folder / "echo").write_bytes(pickle.dumps(script))
-        peers = [_service(name, folder, num_seqs) for name in ("verifier", "drafter")]
-        subject = _service(kind, folder, num_seqs) if kind != "coordinator" else ServiceSpec(
-            kind, "coordinator", tuple(flags(coordinator_config(folder, num_seqs))), address_of(folder, "coordinator")
+        peers = [_service(name, folder, num_seqs, k, has_costs=has_costs) for name in ("verifier", "drafter")]
+        subject = _service(kind, folder, num_seqs, k) if kind != "coordinator" else ServiceSpec(
+            kind, "coordinator", tuple(flags(coordinator_config(folder, num_seqs, k, is_adaptive=is_adaptive))), address_of(folder, "coordinator")
         )  # fmt: skip
         supervisor = Supervisor([peers, [subject]], _log_line, startup_timeout_s=120.0)
         try:
@@ -205,9 +253,11 @@ async def _time_single(channel: Any) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def _service(kind: str, folder: Path, num_seqs: int) -> ServiceSpec:
+def _service(kind: str, folder: Path, num_seqs: int, k: int, *, has_costs: bool = False) -> ServiceSpec:
     name = kind if kind in ("verifier", "drafter") else "coordinator"
-    return ServiceSpec(kind, "benchmarks.overhead_services", (kind, str(folder), str(num_seqs)), address_of(folder, name))
+    return ServiceSpec(
+        kind, "benchmarks.overhead_services", (kind, str(folder), str(num_seqs), str(k), *(["costs"] if has_costs else [])), address_of(folder, name)
+    )
 
 
 def _process_id(process: ServiceProcess) -> int:

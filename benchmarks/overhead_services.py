@@ -1,7 +1,8 @@
 """The processes of benchmarks.overhead: scripted peers that keep a record, an echo in the coordinator's place, a coordinator that times its hops.
 
-python -m benchmarks.overhead_services verifier|drafter|echo|timed-coordinator FOLDER NUM_SEQS
+python -m benchmarks.overhead_services verifier|drafter|echo|timed-coordinator FOLDER NUM_SEQS K [costs]
 
+With costs, verifier and drafter say what they cost: little for each draft, so that adaptive verification asks for all and keeps many.
 All addresses are in FOLDER; what a process has recorded is a pickle there, written when it is stopped.
 """
 
@@ -20,7 +21,7 @@ from coordinator.rpc import GrpcDrafter, GrpcVerifier
 from coordinator.server import SERVICE_NAME, CoordinatorServer
 from specwire import rpc
 from specwire.config import CoordinatorConfig
-from specwire.messages import DraftResult, DraftRound, RoundTiming, VerifyResult, VerifyRound
+from specwire.messages import DraftCost, DraftResult, DraftRound, RoundTiming, VerifyCost, VerifyResult, VerifyRound
 from specwire.process import run_service
 from specwire.speculative_config import SpeculativeConfig
 from specwire.v1 import coordinator_pb2, coordinator_pb2_grpc, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
@@ -31,13 +32,15 @@ from tests.scripted.verifier import ScriptedVerifier, Session, VerifierScript
 K = 5
 ACCEPTANCE = 0.7
 _MAX_MODEL_LEN = 8192
+_VERIFY_COST = VerifyCost((1, 256, 512, 1024, 2048), (40.0, 42.0, 44.0, 48.0, 56.0))
+_DRAFT_COST = tuple(DraftCost(k, num_seqs, 0.5) for k in (1, 16) for num_seqs in (1, 256))
 
 
 def address_of(folder: Path, name: str) -> str:
     return f"unix:{folder}/{name}"
 
 
-def coordinator_config(folder: Path, num_seqs: int) -> CoordinatorConfig:
+def coordinator_config(folder: Path, num_seqs: int, k: int, *, is_adaptive: bool = False) -> CoordinatorConfig:
     """No step may go on without its drafts, however late they are on a busy machine: steps of all runs are the same."""
     return CoordinatorConfig(
         listen=(address_of(folder, "coordinator"),),
@@ -46,18 +49,18 @@ def coordinator_config(folder: Path, num_seqs: int) -> CoordinatorConfig:
         min_draft_wait_ms=10_000.0,
         max_queue=max(1, num_seqs),
         max_stream_backlog=1 << 20,
-        speculative_config=SpeculativeConfig(num_speculative_tokens=K),
+        speculative_config=SpeculativeConfig(num_speculative_tokens=k, enable_adaptive_verification=is_adaptive),
     )
 
 
 class RecordingVerifier(ScriptedVerifier):
     """Also notes when rounds come and what the process under test has used until then, and gives its answers times."""
 
-    def __init__(self, folder: Path, num_seqs: int) -> None:
+    def __init__(self, folder: Path, num_seqs: int, k: int, cost: VerifyCost) -> None:
         super().__init__(
             VerifierScript(
-                max_model_len=_MAX_MODEL_LEN, max_num_seqs=num_seqs, max_num_batched_tokens=max(256, 2 * num_seqs * (K + 1)),
-                max_num_draft_tokens=K, block_size=16, num_blocks=num_seqs * _MAX_MODEL_LEN // 16, prefix_caching=False,
+                max_model_len=_MAX_MODEL_LEN, max_num_seqs=num_seqs, max_num_batched_tokens=max(256, 2 * num_seqs * (k + 1)),
+                verify_cost=cost, max_num_draft_tokens=k, block_size=16, num_blocks=num_seqs * _MAX_MODEL_LEN // 16, prefix_caching=False,
             )
         )  # fmt: skip
         self.records: list[Received] = []
@@ -78,10 +81,13 @@ class RecordingVerifier(ScriptedVerifier):
 class RecordingDrafter(ScriptedDrafter):
     """As RecordingVerifier."""
 
-    def __init__(self, folder: Path, num_seqs: int) -> None:
+    def __init__(self, num_seqs: int, k: int, cost: tuple[DraftCost, ...]) -> None:
         super().__init__(
-            DrafterScript(max_model_len=_MAX_MODEL_LEN, max_num_seqs=num_seqs, max_num_draft_tokens=K, acceptance=ACCEPTANCE),
-        )
+            DrafterScript(
+                max_model_len=_MAX_MODEL_LEN, max_num_seqs=num_seqs, max_num_draft_tokens=k, acceptance=ACCEPTANCE, draft_cost=cost,
+                score=lambda is_right, position: 0.9 - 0.1 * (position % 3) if is_right else 0.4 + 0.1 * (position % 4),
+            )
+        )  # fmt: skip
         self.records: list[Received] = []
 
     def answer(self, session: DraftSession, message: DraftRound) -> DraftResult | None:
@@ -168,8 +174,12 @@ class TimedStream:
         return result
 
 
-async def serve_peer(kind: str, folder: Path, num_seqs: int) -> None:
-    peer = RecordingVerifier(folder, num_seqs) if kind == "verifier" else RecordingDrafter(folder, num_seqs)
+async def serve_peer(kind: str, folder: Path, num_seqs: int, k: int, *, has_costs: bool) -> None:
+    peer = (
+        RecordingVerifier(folder, num_seqs, k, _VERIFY_COST if has_costs else VerifyCost())
+        if kind == "verifier"
+        else RecordingDrafter(num_seqs, k, _DRAFT_COST if has_costs else ())
+    )
     service = ScriptedService(peer, address_of(folder, kind))
     await service.start()
     await rpc.wait_for_stop_signal()
@@ -190,7 +200,7 @@ async def serve_echo(folder: Path) -> None:
     await server.stop(0)
 
 
-async def serve_timed(folder: Path, num_seqs: int) -> None:
+async def serve_timed(folder: Path, num_seqs: int, k: int) -> None:
     hops: dict[str, list[Hop]] = {"verifier": [], "drafter": []}
 
     class TimedVerifier(GrpcVerifier):
@@ -201,7 +211,7 @@ async def serve_timed(folder: Path, num_seqs: int) -> None:
         def open_stream(self) -> Any:
             return TimedStream(super().open_stream(), hops["drafter"])
 
-    config = coordinator_config(folder, num_seqs)
+    config = coordinator_config(folder, num_seqs, k)
     engine = Engine(config, TimedVerifier, TimedDrafter)
     server = CoordinatorServer(engine, config)
     await server.start()
@@ -214,9 +224,9 @@ async def serve_timed(folder: Path, num_seqs: int) -> None:
 
 
 def main() -> None:
-    kind, folder, num_seqs = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    services = {"echo": lambda: serve_echo(folder), "timed-coordinator": lambda: serve_timed(folder, num_seqs)}
-    run_service(kind, services.get(kind, lambda: serve_peer(kind, folder, num_seqs)))
+    kind, folder, num_seqs, k = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    services = {"echo": lambda: serve_echo(folder), "timed-coordinator": lambda: serve_timed(folder, num_seqs, k)}
+    run_service(kind, services.get(kind, lambda: serve_peer(kind, folder, num_seqs, k, has_costs="costs" in sys.argv[5:])))
 
 
 if __name__ == "__main__":

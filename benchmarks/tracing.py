@@ -118,12 +118,12 @@ async def run(kind: str, num_seqs: int, num_requests: int, num_tokens: int) -> R
     """Starts peers and coordinator, lets a client generate, stops everything and reads what the verifier recorded."""
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as name, _collecting() as (endpoint, exports):
         folder = Path(name)
-        config = coordinator_config(folder, num_seqs)
+        config = coordinator_config(folder, num_seqs, K)
         if kind != "off":
             # At 1% the client decides: by the ratio, how many are traced would differ from run to run.
             config = dataclasses.replace(config, trace_endpoint=endpoint, trace_sample_ratio=1.0 if kind == "100%" else 0.0)
         peers = [
-            ServiceSpec(peer, "benchmarks.overhead_services", (peer, str(folder), str(num_seqs)), address_of(folder, peer))
+            ServiceSpec(peer, "benchmarks.overhead_services", (peer, str(folder), str(num_seqs), str(K)), address_of(folder, peer))
             for peer in ("verifier", "drafter")
         ]
         subject = ServiceSpec("coordinator", "coordinator", tuple(flags(config)), config.listen[0])

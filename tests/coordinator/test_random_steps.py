@@ -9,9 +9,10 @@ import pytest
 from coordinator.counters import Counters
 from specwire.errors import SpecwireError
 from specwire.messages import FinishReason
+from tests.coordinator.adaptive_cluster import VERIFY_COST, drafter
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.collect import CollectingSink
-from tests.scripted.drafter import GARBAGE, DrafterScript
+from tests.scripted.drafter import GARBAGE
 from tests.scripted.verifier import VerifierScript
 
 NUM_STEPS = 2_500
@@ -132,10 +133,19 @@ async def check(request: Running) -> FinishReason | None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_steps(seed: int) -> None:
-    script = VerifierScript(max_outstanding_rounds=2 + seed % 2)
-    drafters = [DrafterScript(garbage=GARBAGE), DrafterScript(acceptance=0.5, max_model_len=100, max_num_seqs=6, max_num_draft_tokens=3)]
+    """With adaptive verification in every other storm."""
+    script = VerifierScript(max_outstanding_rounds=2 + seed % 2, verify_cost=VERIFY_COST)
+    drafters = [drafter(garbage=GARBAGE), drafter(acceptance=0.5, max_model_len=100, max_num_seqs=6, max_num_draft_tokens=3)]
     async with Cluster(
-        [script] * 2, drafters, k=4, schedule=SCHEDULE, min_draft_wait_ms=2, max_outstanding_rounds=1 + seed % 3, max_queue=16, max_stream_backlog=16
+        [script] * 2,
+        drafters,
+        k=4,
+        schedule=SCHEDULE,
+        adaptive=seed % 2 > 0,
+        min_draft_wait_ms=2,
+        max_outstanding_rounds=1 + seed % 3,
+        max_queue=16,
+        max_stream_backlog=16,
     ) as cluster:
         await cluster.all_there()
         storm = Storm(cluster, seed)

@@ -94,6 +94,9 @@ def fleet_configs(
     }
 
 
+_ADAPTIVE = {"enable_adaptive_verification": True}
+
+
 def full_matrix() -> list[Configuration]:
     """Every configuration that must not change a token."""
     return [
@@ -106,6 +109,8 @@ def full_matrix() -> list[Configuration]:
         Configuration("draft_model K=3", drafters=("noisy",), speculation=_k(3)),
         Configuration("draft_model K=8", drafters=("noisy",), speculation=_k(8)),
         Configuration("draft_model K=3, one by one", drafters=("noisy",), speculation=_k(3), waves=(1,)),
+        Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation=_k(5) | _ADAPTIVE),
+        Configuration("adaptive, draft_model K=8", drafters=("noisy",), speculation=_k(8) | _ADAPTIVE),
         crossing_zero("noisy", (3, 3, 6), 8),
         Configuration("garbage drafter K=5", drafters=("garbage",), speculation=_k(5), accepts=False),
         Configuration("drafter killed half-way", drafters=("noisy",), speculation=_k(3), kill="noisy"),
