@@ -11,13 +11,15 @@ from .slots import Round, Slot
 
 logger = logging.getLogger(__name__)
 
+_ROUNDS_PER_LOOK = 4
+"""Of the rounds without chunks one in so many is compared with the table: every step has such a one."""
 _OLDEST_SHARE = 4
 """The oldest prefill gets one part in so many of a step's chunk tokens, however many shorter ones there are."""
 
 
 class ChunkLimit:
-    """Bounds how long prefill chunks hold up the sequences that decode beside them, by what the verifier said that rounds cost and what rounds
-    with chunks took lately.
+    """Bounds how long prefill chunks hold up the sequences that decode beside them, by what the verifier said that rounds cost and what they took
+    lately.
 
     A round that decodes takes at most max(max_decode_gap_ms, twice what it would take without chunks): where decoding alone takes more than half
     of the gap, prefills get half of the verifier's time, so that they go on too.
@@ -30,11 +32,12 @@ class ChunkLimit:
 
     Attributes:
         is_blind: there should be a bound, but the verifier has no table.
-        correction: of the table, for rounds with chunks.
+        chunk_correction, decode_correction: of the table, for rounds with and without chunks.
     """
 
     def __init__(self, max_decode_gap_ms: float, cost: VerifyCost, least: int, label: str) -> None:
-        self.correction = Correction()
+        self.chunk_correction = Correction()
+        self.decode_correction = Correction()
         self.is_blind = max_decode_gap_ms > 0 and not cost.num_tokens
         if self.is_blind:
             logger.warning("%s has no cost table: prefills hold up what decodes by whole rounds, and max_decode_gap_ms bounds nothing", label)
@@ -48,9 +51,10 @@ class ChunkLimit:
             return budget
         num_rows, num_tokens = len(decodes) + 1, len(decodes) + num_draft_tokens
         num_kv_tokens = sum([len(sequence.token_ids) for sequence in decodes]) if self._cost.ms_per_kv_token else 0
-        limit_ms = self._gap_ms / self.correction.factor
+        limit_ms = self._gap_ms
         if num_tokens:
-            limit_ms = max(limit_ms, 2 * verify_ms(self._cost, num_tokens, len(decodes), num_kv_tokens))
+            limit_ms = max(limit_ms, 2 * self.decode_correction.factor * verify_ms(self._cost, num_tokens, len(decodes), num_kv_tokens))
+        limit_ms /= self.chunk_correction.factor
         fits, too_many = self._least, budget + 1
         while too_many - fits > 1:
             tried = (fits + too_many) // 2
@@ -61,14 +65,16 @@ class ChunkLimit:
         return fits
 
     def answered(self, round_: Round, result: VerifyResult) -> None:
-        """A round with chunks has been computed."""
-        timing = result.timing
-        if not self._gap_ms or not result.num_padded_tokens or not timing.received_ns:
+        """A round has been computed."""
+        timing, has_chunks = result.timing, bool(round_.plan.chunks)
+        if not self._gap_ms or not result.num_padded_tokens or not timing.received_ns or not (has_chunks or round_.number % _ROUNDS_PER_LOOK == 0):
             return
-        num_kv_tokens = sum([row.base_len for row in round_.rows]) if self._cost.ms_per_kv_token else 0
-        longest_row = min(max(row.token_budget for row in round_.rows), result.num_padded_tokens)
-        table_ms = verify_ms(self._cost, result.num_padded_tokens, len(round_.rows), num_kv_tokens, longest_row)
-        self.correction.observe(table_ms, (timing.finished_ns - timing.started_ns) / 1e6)
+        rows = round_.rows
+        num_kv_tokens = sum([row.base_len for row in rows]) if self._cost.ms_per_kv_token else 0
+        longest_row = min(max([row.token_budget for row in rows]), result.num_padded_tokens) if has_chunks else 1
+        table_ms = verify_ms(self._cost, result.num_padded_tokens, len(rows), num_kv_tokens, max(1, longest_row))
+        correction = self.chunk_correction if has_chunks else self.decode_correction
+        correction.observe(table_ms, (timing.finished_ns - timing.started_ns) / 1e6)
 
 
 def share_chunks(prefills: list[Slot], budget: int) -> list[tuple[Slot, int]]:

@@ -29,9 +29,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     outcomes = counters.outcomes
     now_ns = round_.plan.times.answered_ns
     lane.telemetry.answered(round_, result)
-    if round_.plan.chunks:
-        lane.chunk_limit.answered(round_, result)
-        counters.num_unbounded_rounds += lane.chunk_limit.is_blind and bool(round_.plan.decodes)
+    lane.chunk_limit.answered(round_, result)
+    counters.num_unbounded_rounds += lane.chunk_limit.is_blind and bool(round_.plan.chunks and round_.plan.decodes)
     gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
     for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
         status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer

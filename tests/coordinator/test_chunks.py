@@ -102,16 +102,35 @@ def test_without_a_table_or_a_bound_all_fits() -> None:
     assert ChunkLimit(0, A_MS_A_TOKEN, 16, "").num_tokens(5000, [], 0) == 5000
 
 
+def answer(limit: ChunkLimit, num_tokens: int, ms: float, *, is_chunk: bool) -> None:
+    """A round was computed. Only every fourth one without chunks is looked at."""
+    rows = [SimpleNamespace(base_len=0, token_budget=num_tokens if is_chunk else 0)]
+    round_: Any = SimpleNamespace(number=4, rows=rows, plan=SimpleNamespace(chunks=rows if is_chunk else []))
+    result: Any = SimpleNamespace(num_padded_tokens=num_tokens, timing=RoundTiming(1, 10, 10 + round(ms * 1e6), 0))
+    limit.answered(round_, result)
+
+
 def test_the_limit_follows_what_rounds_take() -> None:
     """Rounds with chunks that take three times as long as the table says get a third of the tokens."""
     limit = ChunkLimit(90, A_MS_A_TOKEN, 1, "")
     assert limit.num_tokens(1000, [], 0) == 90
-    round_: Any = SimpleNamespace(rows=[SimpleNamespace(base_len=0, token_budget=64)])
     for _ in range(200):
-        limit.answered(round_, SimpleNamespace(num_padded_tokens=64, timing=RoundTiming(1, 10, 10 + 192_000_000, 0)))  # type: ignore[arg-type]
+        answer(limit, 64, 192, is_chunk=True)
     assert limit.num_tokens(1000, [], 0) == 30
-    limit.answered(round_, SimpleNamespace(num_padded_tokens=0, timing=RoundTiming()))  # type: ignore[arg-type]
+    answer(limit, 0, 1, is_chunk=True)
     assert limit.num_tokens(1000, [], 0) == 30
+
+
+def test_twice_what_decoding_takes_now_and_not_by_the_table() -> None:
+    """A table that was measured on a busy machine must not let chunks take longer."""
+    limit, decodes = ChunkLimit(10, A_MS_A_TOKEN, 1, ""), [SimpleNamespace(token_ids=[5])] * 30
+    assert limit.num_tokens(1000, decodes, 0) == 30  # type: ignore[arg-type]
+    for _ in range(200):
+        answer(limit, 30, 20, is_chunk=False)
+    assert 9 <= limit.num_tokens(1000, decodes, 0) <= 10  # type: ignore[arg-type]
+    for _ in range(200):
+        answer(limit, 40, 20, is_chunk=True)
+    assert 49 <= limit.num_tokens(1000, decodes, 0) <= 50  # type: ignore[arg-type]
 
 
 # --- over a scripted verifier ---------------------------------------------------------------------------------------
