@@ -11,6 +11,7 @@ from specwire.advise.steps import StepPoint, StepTimes
 from specwire.policy.budget import Floats
 
 _MAX_SPREAD = 0.1
+_MAX_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Measured:
         times: of steps; None where nothing was ever drafted.
         points: that were measured.
         is_synthetic: acceptance was configured.
+        reservations: what limited the measurement.
     """
 
     model_id: str
@@ -35,6 +37,7 @@ class Measured:
     times: StepTimes | None
     points: tuple[StepPoint, ...]
     is_synthetic: bool = False
+    reservations: tuple[str, ...] = ()
 
     @property
     def most(self) -> int:
@@ -98,6 +101,8 @@ class Advice:
         if self.is_off:
             return f"leave speculation off: the best that drafts do is {gain:+.1%} (K = {k} at {sequences}), and --min-gain is {self.min_gain:.1%}"
         parts = [f"K = {k} for {start} to {end}" if start < end else f"K = {k} for {start}" for start, end, k in self.schedule]
+        if len(parts) > _MAX_SHOWN:
+            parts = [parts[0], f"... in {len(parts)} ranges", parts[-1]]
         text = f"{', '.join(parts)} sequences"
         if self.use_adaptive:
             mean = float(np.exp(np.mean([np.log1p(gain.over_fixed) for gain in self.adaptive]))) - 1
@@ -113,9 +118,9 @@ def make_advice(measured: Measured, min_gain: float, seen_most: int) -> Advice:
     """
     if measured.times is None:
         rare = ("drafts came while acceptance was measured, but none while steps were: they are too rare",) if measured.most else ()
-        return Advice(((1, measured.max_num_seqs, 0),), np.ones((measured.max_num_seqs, 1)), (), False, min_gain, rare)
+        return Advice(((1, measured.max_num_seqs, 0),), np.ones((measured.max_num_seqs, 1)), (), False, min_gain, (*measured.reservations, *rare))
     times = measured.times
-    notes: list[str] = []
+    notes = list(measured.reservations)
     max_num_seqs = measured.max_num_seqs
     if times.unknown:
         max_num_seqs = min(max_num_seqs, times.largest_measured)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specwire.advise.advice import Advice, Measured, config_piece, make_advice
 from specwire.advise.drafts import AnswerDrafts, calibrated_survivals, expected_yield, synthetic_yield
-from specwire.advise.measure import Measuring, step_points
+from specwire.advise.measure import Measuring, hidden_drafts, step_points
 from specwire.advise.options import AdviseOptions
 from specwire.advise.picture import draw
 from specwire.advise.report import print_advice, to_json
@@ -98,6 +98,8 @@ async def _run(options: AdviseOptions, lines: list[PromptLine], make_client: Cal
             raise InvalidArgumentError("the coordinator serves no tokenizer, so a prompt file is of no use")
         prompts = file_prompts(lines, tokenizer, options.accept.max_tokens, as_chat=options.accept.chat)
         status = await client.get_status()
+        for reservation in (reservations := hidden_drafts(status)):
+            logger.warning("%s", reservation)
         with stop_on_interrupt() as stop:
             measuring = Measuring(client, options, status, stop)
             drafted = await measuring.acceptance(prompts)
@@ -127,6 +129,7 @@ async def _run(options: AdviseOptions, lines: list[PromptLine], make_client: Cal
         times=StepTimes(cost_of_status(status), points, context_len) if has_drafts else None,
         points=tuple(points),
         is_synthetic=is_synthetic,
+        reservations=tuple(reservations),
     )
     return AdviseResult(report, measured, measuring.most)
 

@@ -1,6 +1,7 @@
 """The measurements: the prompts' acceptance, then the time of steps at a few batch sizes and K."""
 
 import asyncio
+import json
 import logging
 import math
 import secrets
@@ -35,6 +36,17 @@ class StepRun:
     concurrency: int
     num_requested: int
     records: list[RequestRecord]
+
+
+def hidden_drafts(status: CoordinatorStatus) -> list[str]:
+    """What of the coordinator's configuration hides drafts from a measurement, one sentence each."""
+    settings = {setting.key: json.loads(setting.value) for setting in status.speculation}
+    found = []
+    if settings.get("enable_adaptive_verification"):
+        found.append("the stack verifies adaptively: it hides drafts that it does not take for good; switch that off while this measures")
+    if len({entry[2] for entry in settings.get("num_speculative_tokens_per_batch_size") or ()}) > 1:
+        found.append("the stack has a schedule by batch size, which hides drafts: leave it out while this measures")
+    return found
 
 
 class Measuring:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_CATEGORIES = 8
-_MAX_CURVES = 6
+_MAX_CURVES = 5
 _TITLE_WIDTH = 110
 _ADVICE = "#d62728"
 
@@ -57,21 +57,26 @@ def _draw_acceptance(axes: "Axes", acceptance: AcceptReport) -> None:
 
 
 def _draw_steps(axes: "Axes", measured: Measured, advice: Advice) -> None:
+    from matplotlib.ticker import LogFormatter
+
     assert measured.times is not None, "a picture of steps that were never measured"
     sizes = advice.sizes
-    for k, color in _curves(measured.most, advice):
+    for k, color in _curves(measured.most):
         ms = [measured.times.mean_ms(size, k, measured.drafts.share[k], measured.drafts.drafts[k]) for size in sizes]
         axes.plot(sizes, ms, color=color, label=f"K = {k}")
         points = [point for point in measured.points if point.num_requested == k]
         axes.plot([point.num_sequences for point in points], [point.step_ms for point in points], "o", color=color)
-    axes.set(title="time of a step (dots: measured)", xlabel="sequences", ylabel="ms", ylim=(0, None))
+    axes.set(title="time of a step (dots: measured)", xlabel="sequences", ylabel="ms")
     _log_sizes(axes, sizes)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     axes.legend(fontsize=8)
 
 
 def _draw_gains(axes: "Axes", advice: Advice) -> None:
     sizes = advice.sizes
-    for k, color in _curves(advice.rates.shape[1] - 1, advice):
+    for k, color in _curves(advice.rates.shape[1] - 1):
         gains = [100 * float(advice.rates[size - 1, k] / advice.rates[size - 1, 0] - 1) for size in sizes]
         axes.plot(sizes, gains, color=color, linewidth=1.2, label=f"K = {k}" if k else "no drafts")
     axes.plot(sizes, [100 * advice.gain_at(size) for size in sizes], color=_ADVICE, linewidth=3, alpha=0.5, label="schedule")
@@ -94,12 +99,11 @@ def _draw_schedule(axes: "Axes", advice: Advice) -> None:
     axes.legend(fontsize=8)
 
 
-def _curves(most: int, advice: Advice) -> list[tuple[int, Any]]:
-    """(K, colour) of a few K: 0, 1, the largest, and those that the schedule has before others."""
+def _curves(most: int) -> list[tuple[int, Any]]:
+    """(K, colour) of 0, 1, the largest K, and some between them."""
     from matplotlib import colormaps
 
-    wanted = dict.fromkeys([0, 1, most, *(k for _, _, k in advice.schedule), *range(most)])
-    chosen = sorted([k for k in wanted if k <= most][:_MAX_CURVES])
+    chosen = sorted({0, *(round(float(k)) for k in np.linspace(1, most, min(most, _MAX_CURVES)))})
     return [(k, "dimgray" if not k else colormaps["viridis"](0.9 * k / max(1, most))) for k in chosen]
 
 

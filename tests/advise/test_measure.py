@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from specwire.advise.measure import StepRun, step_points
+from specwire.advise.measure import StepRun, hidden_drafts, step_points
 from specwire.bench.record import RequestRecord
 from specwire.errors import SpecwireError
-from specwire.messages import DraftReport, SpecStats
+from specwire.messages import CoordinatorStatus, DraftReport, SettingStatus, SpecStats
 
 
 def record(gap_s: float, *, drafts: int = 0, num_chunks: int = 11, start_s: float = 0.0, joined: int = 1) -> RequestRecord:
@@ -78,6 +78,18 @@ def test_fewer_drafts_than_asked_for(caplog: pytest.LogCaptureFixture) -> None:
         "with 2 requests at once and 5 drafts asked for, steps verified 2 at most",
         "with 2 requests at once and 1 drafts asked for, steps verified 0 at most",
     ]
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "schedule", "words"),
+    [("false", "[[1, 16, 5]]", []), ("true", "[[1, 16, 5]]", ["adaptively"]), ("false", "[[1, 8, 5], [9, 16, 0]]", ["schedule by batch size"])],
+)
+def test_a_stack_that_hides_drafts(adaptive: str, schedule: str, words: list[str]) -> None:
+    settings = SettingStatus("enable_adaptive_verification", adaptive), SettingStatus("num_speculative_tokens_per_batch_size", schedule)
+    found = hidden_drafts(CoordinatorStatus("1", 0.0, True, speculation=settings))
+    assert len(found) == len(words)
+    assert all(word in text for word, text in zip(words, found, strict=True))
+    assert hidden_drafts(CoordinatorStatus("1", 0.0, True)) == []
 
 
 def test_failures_are_named() -> None:

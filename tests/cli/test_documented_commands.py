@@ -73,6 +73,8 @@ class Stack:
             del words[words.index("--tls-ca") : words.index("--tls-ca") + 2]
         if words[:3] == ["specwire", "bench", "serve"]:
             words += ["--output-len", "8", "--input-len", "16"]
+        if words[:2] == ["specwire", "advise"]:
+            words += ["--output-len", "16", "--concurrency", "1,4", "--step-len", "16", "--repeats", "1"]
         text = ""
         if words[0] == "printf":
             text, words = words[1].replace("\\n", "\n"), words[words.index("|") + 1 :]
@@ -102,7 +104,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def test_there_are_commands() -> None:
     assert STACK in STARTS, "the README starts a stack with traces and metrics"
-    for word in ("generate", "chat", "batch", "status", "trace", "bench serve", "bench accept", "config check", "config show"):
+    for word in ("generate", "chat", "batch", "status", "trace", "bench serve", "bench accept", "advise", "config check", "config show"):
         assert any(f"specwire {word}" in command for command in CALLS), f"no document shows `specwire {word}`"
 
 
