@@ -4,7 +4,8 @@ specwire.policy.adaptive."""
 import logging
 import time
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,17 +15,17 @@ from specwire.messages import RoundTiming, RowStatus, VerifyCost, VerifyResult
 from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.calibration import Calibrated
 from specwire.policy.cost import StepCost, StepMs, StepShape
-from specwire.policy.curves import DraftCurve, VerifyCurve
+from specwire.policy.curves import VerifyCurve
 from specwire.policy.request import DraftRequest
 
 from .calibration import Calibration
+from .choice import Choice
 from .drafters import NO_DRAFTS
 from .metrics import step_parts
 
 if TYPE_CHECKING:
     from .draft_slot import DraftSlot
     from .lane import Lane
-    from .link import DraftLink
     from .plan import Plan
     from .sequence import Sequence
     from .slots import Round, Slot
@@ -40,63 +41,6 @@ _REPEATS = (4, 16, 64)
 _MAX_OBSERVED = 64
 """Rows of a step that calibration and forecast learn from; with more rows, not every step: learning has a share of the step's time."""
 _OK = RowStatus.OK
-
-
-@dataclass(slots=True)
-class Choice:
-    """One step's choices, filled in as the step goes on.
-
-    Args:
-        policy: whose they are.
-        step: its number.
-        request: how many drafts to ask for.
-        curves: of the drafters that may be asked, in the order of shape.num_drafting.
-        shape: the step without drafts.
-        num_sampling: sequences that emit a token whatever is drafted.
-        links: drafters that were asked.
-        draft_ms: the work of the one that took longest; 0 = not known.
-        rows: decode rows of the round that `kept` is about: those whose drafters answered.
-        kept: which drafts to verify; None where no drafter answered, or none was asked.
-        num_offered, budget: drafts that came, and that are verified (B).
-        step_ms: predicted and measured time of the whole step; None where either is not known, or was not looked at.
-    """
-
-    policy: "LanePolicy"
-    step: int
-    request: DraftRequest
-    curves: tuple[DraftCurve, ...]
-    shape: StepShape
-    num_sampling: int
-    links: "list[DraftLink]" = field(default_factory=list)
-    draft_ms: float = 0.0
-    rows: list[int] = field(default_factory=list)
-    kept: Kept | None = None
-    num_offered: int = 0
-    budget: int = 0
-    step_ms: tuple[float, float] | None = None
-
-    def asking(self, links: "list[DraftLink]") -> None:
-        """The drafters that have asks are about to get them."""
-        self.links = [link for link in links if link.asks]
-        for link in self.links:
-            link.draft_ms = 0.0
-
-    def drafted(self) -> None:
-        """What came in time has come."""
-        times = [link.draft_ms for link in self.links]
-        self.draft_ms = max(times) if times and all(times) else 0.0
-
-    def settle(self, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
-        """The step is planned: it has these rows, and some sequence may get drafts, or none may."""
-        self.policy.settle(self, decodes, chunks, is_drafting=is_drafting)
-
-    def keep(self, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
-        """The drafts worth verifying: a prefix of each row's. No row may go between this and the sending of the round."""
-        return self.policy.keep(self, plan, drafts)
-
-    def observe(self, round_: "Round", result: VerifyResult) -> None:
-        """The round is answered and committed."""
-        self.policy.observe(self, round_, result)
 
 
 class LanePolicy:
@@ -159,26 +103,31 @@ class LanePolicy:
     def keep(self, choice: Choice, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
         """See `Choice.keep`."""
         # Comprehensions, since whatever is done here is done for every row of every step that drafts.
-        slots = [sequence.slot for sequence in plan.decodes]
-        is_live = [slot is not None and not slot.is_closed for slot in slots]
-        answered = [index for index, draft in enumerate(drafts) if draft is not NO_DRAFTS and is_live[index]]
+        decodes, most = plan.decodes, plan.num_drafts
+        if list(map(len, drafts)) != most:
+            drafts = [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, most, strict=True)]
+        answered = choice.rows = [
+            index
+            for index, sequence in enumerate(decodes)
+            if drafts[index] is not NO_DRAFTS and (slot := sequence.slot) is not None and not slot.is_closed
+        ]
         self._note_answers(choice, plan, bool(answered))
         if not answered:
             return drafts
-        places = [place for index in answered if (place := plan.decodes[index].draft_slot) is not None]
+        offered = [drafts[index] for index in answered]
+        if len(answered) < len(decodes):
+            decodes, most = [decodes[index] for index in answered], [most[index] for index in answered]
+            choice.rows = _rows_of_round(plan, answered)
+        places = [place for sequence in decodes if (place := sequence.draft_slot) is not None]
         assert len(places) == len(answered), f"{len(answered)} sequences have drafts, but {len(places)} a drafter"
-        most = [plan.num_drafts[index] for index in answered]
-        drafts = [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, plan.num_drafts, strict=True)]
         scores = [place.confidences for place in places]
-        offered = [len(drafts[index]) for index in answered]
-        if list(map(len, scores)) != offered:
-            scores = [_scores(place, number) for place, number in zip(places, offered, strict=True)]
+        if list(map(len, scores)) != list(map(len, offered)):
+            scores = [_scores(place, len(draft)) for place, draft in zip(places, offered, strict=True)]
         num_asked = [place.num_asked if place.num_asked < number else number for place, number in zip(places, most, strict=True)]
         groups = [place.group if place.group >= 0 else self._group(place) for place in places]
         kept = choice.kept = self.policy.choose_kept(choice.request, scores, num_asked, groups, choice.shape, choice.num_sampling)
         numbers = kept.num_kept.tolist()
-        choice.num_offered, choice.budget = sum(offered), sum(numbers)
-        choice.rows = answered if all(is_live) else [sum(is_live[:index]) for index in answered]
+        choice.num_offered, choice.budget = sum(map(len, offered)), sum(numbers)
         if choice.budget < choice.num_offered:
             for index, number in zip(answered, numbers, strict=True):
                 if len(drafts[index]) > number:
@@ -262,6 +211,13 @@ def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     """About how many of `total` decoding sequences are whose, where so many are open at each drafter; those that still prefill are open, too."""
     num_open = sum(numbers)
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
+
+
+def _rows_of_round(plan: "Plan", indices: list[int]) -> list[int]:
+    """Where these rows of the plan are among the decode rows of its round: those before them that are closed by now get none."""
+    is_live = [sequence.slot is not None and not sequence.slot.is_closed for sequence in plan.decodes]
+    rows = list(accumulate(is_live, initial=0))
+    return [rows[index] for index in indices]
 
 
 def _scores(place: "DraftSlot", number: int) -> list[float]:

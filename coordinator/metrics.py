@@ -16,8 +16,8 @@ from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
 if TYPE_CHECKING:
-    from .adaptive import Choice
     from .api_keys import KeyRing
+    from .choice import Choice
     from .lane import Lane
     from .link import DraftLink
     from .plan import StepTimes

@@ -9,7 +9,7 @@ from .sequence import Sequence
 from .slots import Slot
 
 if TYPE_CHECKING:
-    from .adaptive import Choice
+    from .choice import Choice
     from .lane import Lane
     from .trace_records import StepTrace
 

@@ -127,6 +127,10 @@ def pack_scores(rows: Sequence[Sequence[float]], num_positions: int) -> tuple[Fl
     """Scores as a matrix [R, K], NaN where there is no draft, and how many each row has [R]."""
     num_offered = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     assert num_offered.max(initial=0) <= num_positions, f"{num_offered.max()} scores of a row, but {num_positions} drafts were asked for"
+    num_scores = int(num_offered.sum())
+    flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=num_scores)
+    if num_scores == len(rows) * num_positions:
+        return flat.reshape(len(rows), num_positions), num_offered
     scores = np.full((len(rows), num_positions), np.nan)
-    scores[np.arange(num_positions) < num_offered[:, None]] = np.fromiter(chain.from_iterable(rows), dtype=np.float64)
+    scores[np.arange(num_positions) < num_offered[:, None]] = flat
     return scores, num_offered

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.adaptive import Choice, LanePolicy
+from coordinator.adaptive import LanePolicy
+from coordinator.choice import Choice
 from coordinator.plan import Plan
 from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.request import DraftRequest

@@ -1,0 +1,76 @@
+"""One step's choices under adaptive verification, from its plan to its commit; coordinator/adaptive.py makes them."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specwire.messages import VerifyResult
+from specwire.policy.adaptive import Kept
+from specwire.policy.cost import StepShape
+from specwire.policy.curves import DraftCurve
+from specwire.policy.request import DraftRequest
+
+if TYPE_CHECKING:
+    from .adaptive import LanePolicy
+    from .link import DraftLink
+    from .plan import Plan
+    from .sequence import Sequence
+    from .slots import Round, Slot
+
+    Chunks = list[tuple[Slot, int]]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One step's choices, filled in as the step goes on.
+
+    Args:
+        policy: whose they are.
+        step: its number.
+        request: how many drafts to ask for.
+        curves: of the drafters that may be asked, in the order of shape.num_drafting.
+        shape: the step without drafts.
+        num_sampling: sequences that emit a token whatever is drafted.
+        links: drafters that were asked.
+        draft_ms: the work of the one that took longest; 0 = not known.
+        rows: decode rows of the round that `kept` is about: those whose drafters answered.
+        kept: which drafts to verify; None where no drafter answered, or none was asked.
+        num_offered, budget: drafts that came, and that are verified (B).
+        step_ms: predicted and measured time of the whole step; None where either is not known, or was not looked at.
+    """
+
+    policy: "LanePolicy"
+    step: int
+    request: DraftRequest
+    curves: tuple[DraftCurve, ...]
+    shape: StepShape
+    num_sampling: int
+    links: "list[DraftLink]" = field(default_factory=list)
+    draft_ms: float = 0.0
+    rows: list[int] = field(default_factory=list)
+    kept: Kept | None = None
+    num_offered: int = 0
+    budget: int = 0
+    step_ms: tuple[float, float] | None = None
+
+    def asking(self, links: "list[DraftLink]") -> None:
+        """The drafters that have asks are about to get them."""
+        self.links = [link for link in links if link.asks]
+        for link in self.links:
+            link.draft_ms = 0.0
+
+    def drafted(self) -> None:
+        """What came in time has come."""
+        times = [link.draft_ms for link in self.links]
+        self.draft_ms = max(times) if times and all(times) else 0.0
+
+    def settle(self, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
+        """The step is planned: it has these rows, and some sequence may get drafts, or none may."""
+        self.policy.settle(self, decodes, chunks, is_drafting=is_drafting)
+
+    def keep(self, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
+        """The drafts worth verifying: a prefix of each row's. No row may go between this and the sending of the round."""
+        return self.policy.keep(self, plan, drafts)
+
+    def observe(self, round_: "Round", result: VerifyResult) -> None:
+        """The round is answered and committed."""
+        self.policy.observe(self, round_, result)
