@@ -36,7 +36,7 @@ class Method(Protocol):
     """Drafts for many sequences. One thread owns it, from its making on; a call never waits for anything but the work it does.
 
     Sequences are keyed by ints that the caller chooses. What a method drafts depends only on a sequence's tokens and sampling
-    parameters, never on how they got there or on what it drafted before.
+    parameters, never on how they got there or on what it drafted before; `suffix` also looks at past outputs of the sequence's tenant.
     """
 
     @property
@@ -103,6 +103,12 @@ def _ngram(config: DrafterConfig) -> Method:
     return Ngram.from_config(config)
 
 
+def _suffix(config: DrafterConfig) -> Method:
+    from .suffix import Suffix
+
+    return Suffix.from_config(config)
+
+
 def _draft_model(config: DrafterConfig) -> Method:
     phases = Phases()
     with phases.phase("import"):
@@ -110,4 +116,4 @@ def _draft_model(config: DrafterConfig) -> Method:
     return load_draft_model(config, phases)
 
 
-METHODS: dict[str, Callable[[DrafterConfig], Method]] = {"ngram": _ngram, "draft_model": _draft_model}
+METHODS: dict[str, Callable[[DrafterConfig], Method]] = {"ngram": _ngram, "draft_model": _draft_model, "suffix": _suffix}

@@ -7,12 +7,10 @@ from numpy.typing import NDArray
 
 from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
-from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
 from .method import UNLIMITED_MODEL_LEN, Ask, Drafts
-
-TokenArray = NDArray[np.int32]
+from .tokens import TokenArray, to_array
 
 
 def longest_suffix_match(tokens: TokenArray, min_len: int, max_len: int) -> tuple[int, int]:
@@ -119,7 +117,7 @@ class _Context:
     __slots__ = ("_buffer", "_num_tokens")
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        self._buffer = _to_array(token_ids)
+        self._buffer = to_array(token_ids)
         self._num_tokens = len(token_ids)
 
     @property
@@ -128,7 +126,7 @@ class _Context:
         return self._buffer[: self._num_tokens]
 
     def append(self, token_ids: Sequence[int]) -> None:
-        new = _to_array(token_ids)
+        new = to_array(token_ids)
         num_tokens = self._num_tokens + len(new)
         if num_tokens > len(self._buffer):
             grown = np.empty(max(64, 2 * num_tokens), dtype=np.int32)
@@ -136,10 +134,3 @@ class _Context:
             self._buffer = grown
         self._buffer[self._num_tokens : num_tokens] = new
         self._num_tokens = num_tokens
-
-
-def _to_array(token_ids: Sequence[int]) -> TokenArray:
-    try:
-        return np.array(token_ids, dtype=np.int32)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"a token id is no 32-bit integer ({error}); send ids of the served tokenizer") from error

@@ -27,7 +27,20 @@ SECTIONS: Mapping[str, type] = {
 _TOP = (SPECULATIVE, *SECTIONS, "drafters")
 _SPECULATIVE_KEYS = (*(field.name for field in dataclasses.fields(SpeculativeConfig)), MEAN_RATE)
 # What a drafter itself needs of speculation; the rest is the same for all services.
-_DRAFTING_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_sample_method", "max_model_len")
+_DRAFTING_KEYS = (
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+    "suffix_decoding_corpus_tokens",
+    "draft_sample_method",
+    "max_model_len",
+)
 _NULL = "tag:yaml.org,2002:null"
 _MAX_SHOWN = 60
 _MAX_NODES = 20_000  # a thousand drafters with all of their keys

@@ -10,9 +10,11 @@ _HEADS = ("eagle3", "eagle", "dflash", "dspark", "medusa", "mlp_speculator")
 
 
 def infer_method(model: str) -> str:
-    """ngram for "ngram" and "[ngram]", a head's method for a folder with the checkpoint of a head, else draft_model."""
+    """ngram for "ngram" and "[ngram]", suffix for "suffix", a head's method for a folder with the checkpoint of a head, else draft_model."""
     if model in ("ngram", "[ngram]"):
         return "ngram"
+    if model == "suffix":
+        return "suffix"
     return _method_of(_read_config(model))
 
 

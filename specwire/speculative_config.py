@@ -12,9 +12,8 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.policy.schedule import validate_schedule
 from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "suffix")
 _LATER_METHODS = (
-    "suffix",
     "eagle",
     "eagle3",
     "mtp",
@@ -32,6 +31,8 @@ _LATER_REJECTION = ("probabilistic", "block")
 _DEFAULT_NUM_TOKENS = 5
 MAX_NUM_TOKENS = 128
 """Largest K that may be configured."""
+MAX_TREE_DEPTH = 256
+"""Largest suffix_decoding_max_tree_depth."""
 MEAN_RATE = "synthetic_acceptance_rate"
 """A key beside the fields: the mean rate over all positions."""
 
@@ -41,13 +42,18 @@ class SpeculativeConfig:
     """The speculative configuration that all services share.
 
     Args:
-        method: ngram (prompt lookup) or draft_model; none = no drafting.
+        method: ngram (prompt lookup), suffix (the same, also in past outputs, by frequency) or draft_model; none = no drafting.
         model: the draft model, for draft_model.
         num_speculative_tokens: K, the ceiling of every later decision.
         num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
         enable_adaptive_verification: choose from the costs and the drafts' scores how many to ask for and which to verify (specwire.policy.adaptive);
             a schedule is then a ceiling.
         prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that ngram looks up.
+        suffix_decoding_max_tree_depth: for suffix: most tokens of a match and its draft together.
+        suffix_decoding_max_cached_requests: most past outputs that a drafter keeps, the oldest go first; 0 = drafts come from the sequence alone.
+        suffix_decoding_max_spec_factor: most draft tokens a token of the match.
+        suffix_decoding_min_token_prob: a draft ends where less than this share of the match's occurrences go on like it.
+        suffix_decoding_corpus_tokens: most tokens of the past outputs, over all tenants.
         rejection_sample_method: strict or synthetic.
         synthetic_acceptance_rates: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
         synthetic_acceptance_length: mean tokens a step, in [1, K + 1]; instead of rates.
@@ -65,6 +71,11 @@ class SpeculativeConfig:
     enable_adaptive_verification: bool = False
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_corpus_tokens: int = 1_000_000
     rejection_sample_method: str = "strict"
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     synthetic_acceptance_length: float | None = None
@@ -81,6 +92,7 @@ class SpeculativeConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min}, but prompt_lookup_max is {self.prompt_lookup_max}; "
                 "lower the first or raise the second"
             )
+        self._check_suffix()
         if self.num_speculative_tokens_per_batch_size is not None:
             validate_schedule(self.num_speculative_tokens_per_batch_size)
         if not isinstance(self.enable_adaptive_verification, bool):
@@ -141,8 +153,22 @@ class SpeculativeConfig:
             raise InvalidArgumentError(f"model is {self.model!r}, but must be a string: the draft model's folder, GGUF file or hub id")
         if self.method == "draft_model" and not self.model:
             raise InvalidArgumentError("method is draft_model, but model is not set; name the draft model's folder, GGUF file or hub id")
-        if self.method == "ngram" and self.model not in (None, "ngram", "[ngram]"):
-            raise InvalidArgumentError(f"method is ngram, but model is {self.model!r}; ngram has no model: remove it, or use method draft_model")
+        own_names = {"ngram": (None, "ngram", "[ngram]"), "suffix": (None, "suffix")}.get(str(self.method))
+        if own_names is not None and self.model not in own_names:
+            raise InvalidArgumentError(
+                f"method is {self.method}, but model is {self.model!r}; {self.method} has no model: remove it, or use method draft_model"
+            )
+
+    def _check_suffix(self) -> None:
+        _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_TREE_DEPTH)
+        _check_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0, 1 << 30)
+        _check_int("suffix_decoding_corpus_tokens", self.suffix_decoding_corpus_tokens, 1, 1 << 30)
+        for name, value, high in (
+            ("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, MAX_TREE_DEPTH),
+            ("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 1),
+        ):
+            if not _is_number(value, 0, high):
+                raise InvalidArgumentError(f"{name} is {value!r}, but must be a number from 0 to {high}")
 
     def _check_acceptance(self) -> None:
         if self.rejection_sample_method in _LATER_REJECTION:

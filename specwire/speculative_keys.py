@@ -25,7 +25,6 @@ class ForeignKey:
 _SAMPLING = ForeignKey("it belongs to the sampling parameters of a request")
 _INTERNAL = ForeignKey("it is made of other keys; leave it out")
 _ONE_BACKEND = ForeignKey("each device has one; leave it out", ("auto",))
-_SUFFIX = "method suffix is not built; leave it out"
 _LOSSY = ForeignKey("drafts are accepted only where the text stays what the target alone would have written; leave it out")
 
 FOREIGN_KEYS: Mapping[str, ForeignKey] = {
@@ -45,11 +44,6 @@ FOREIGN_KEYS: Mapping[str, ForeignKey] = {
     "use_heterogeneous_vocab": ForeignKey("use a draft model with the target's tokenizer", (False,), True),
     "parallel_drafting": ForeignKey("leave it out", (False,), True),
     "dspark_draft_topk": ForeignKey("method dspark is not built; leave it out", (), True),
-    "suffix_decoding_max_tree_depth": ForeignKey(_SUFFIX, (24,), True),
-    "suffix_decoding_max_cached_requests": ForeignKey(_SUFFIX, (10_000,), True),
-    "suffix_decoding_max_spec_factor": ForeignKey(_SUFFIX, (1.0,), True),
-    "suffix_decoding_min_token_prob": ForeignKey(_SUFFIX, (0.1,), True),
-    "suffix_decoding_corpus_tokens": ForeignKey(_SUFFIX, (1_000_000,), True),
     "index_share_for_mtp_iteration": ForeignKey("method mtp is not built; leave it out", (False,), True),
     "disable_eagle_block_drop": ForeignKey("method eagle is not built; leave it out", (False,), True),
     "fly_window_size": _LOSSY,

@@ -28,6 +28,11 @@ FULL = {
     "enable_adaptive_verification": True,
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 3,
+    "suffix_decoding_max_tree_depth": 16,
+    "suffix_decoding_max_cached_requests": 0,
+    "suffix_decoding_max_spec_factor": 2.5,
+    "suffix_decoding_min_token_prob": 0.25,
+    "suffix_decoding_corpus_tokens": 4096,
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [0.9, 0.5, 0.25],
     "synthetic_acceptance_length": None,
@@ -125,6 +130,14 @@ SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3
         ({"method": "draft_model"}, ["model is not set"]),
         ({"method": "draft_model", "model": 3}, ["model is 3", "must be a string"]),
         ({"method": "ngram", "model": "owner/name"}, ["ngram has no model", "'owner/name'"]),
+        ({"method": "suffix", "model": "owner/name"}, ["method is suffix", "suffix has no model", "'owner/name'"]),
+        ({"suffix_decoding_max_tree_depth": 0}, ["suffix_decoding_max_tree_depth is 0", "from 1 to 256"]),
+        ({"suffix_decoding_max_cached_requests": -1}, ["suffix_decoding_max_cached_requests is -1", "from 0"]),
+        ({"suffix_decoding_max_spec_factor": -0.1}, ["suffix_decoding_max_spec_factor is -0.1", "from 0 to 256"]),
+        ({"suffix_decoding_max_spec_factor": float("inf")}, ["suffix_decoding_max_spec_factor is inf"]),
+        ({"suffix_decoding_min_token_prob": 1.01}, ["suffix_decoding_min_token_prob is 1.01", "from 0 to 1"]),
+        ({"suffix_decoding_min_token_prob": True}, ["suffix_decoding_min_token_prob is True"]),
+        ({"suffix_decoding_corpus_tokens": 0}, ["suffix_decoding_corpus_tokens is 0", "from 1"]),
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens is 0", "from 1 to 128"]),
         ({"num_speculative_tokens": 129}, ["num_speculative_tokens is 129", "from 1 to 128"]),
         ({"num_speculative_tokens": 2.0}, ["num_speculative_tokens is 2.0", "integer"]),
@@ -183,7 +196,6 @@ def test_bad_values_are_refused_by_name(values: dict, messages: list[str]) -> No
         ({"parallel_drafting": True}, UnsupportedError, ["parallel_drafting is True", "not built"]),
         ({"enforce_eager": True}, InvalidArgumentError, ["use_cuda_graphs"]),
         ({"attention_backend": "flash_attn"}, InvalidArgumentError, ["attention_backend is 'flash_attn'"]),
-        ({"suffix_decoding_max_tree_depth": 8}, UnsupportedError, ["method suffix is not built"]),
         ({"target_model_config": {}}, InvalidArgumentError, ["made of other keys"]),
         ({"posterior_alpha": [0.3]}, InvalidArgumentError, ["accepted only where the text stays"]),
     ],
@@ -197,7 +209,7 @@ def test_keys_of_other_systems_are_refused_with_what_to_do_instead(values: dict,
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [*((key, neutral) for key, foreign in FOREIGN_KEYS.items() for neutral in (None, *foreign.neutral)), ("suffix_decoding_max_spec_factor", 1)],
+    [*((key, neutral) for key, foreign in FOREIGN_KEYS.items() for neutral in (None, *foreign.neutral))],
 )
 def test_keys_of_other_systems_that_ask_for_nothing_are_taken(key: str, value: object) -> None:
     assert SpeculativeConfig.from_dict({key: value}) == SpeculativeConfig()
@@ -243,9 +255,9 @@ def test_a_checkpoint_that_can_not_be_read_is_left_to_who_loads_it(tmp_path: Pat
     assert SpeculativeConfig.from_dict({"model": str(tmp_path)}).method == "draft_model"
 
 
-@pytest.mark.parametrize("method", ["suffix", "eagle", "eagle3", "mtp", "deepseek_mtp", "dflash", "dspark", "medusa", "mlp_speculator", "ngram_gpu"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "dflash", "dspark", "medusa", "mlp_speculator", "ngram_gpu"])
 def test_methods_that_are_not_built_are_named(method: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"method '{method}' is not built; use one of ngram, draft_model"):
+    with pytest.raises(UnsupportedError, match=f"method '{method}' is not built; use one of ngram, draft_model, suffix"):
         SpeculativeConfig.from_dict({"method": method})
 
 

@@ -89,6 +89,7 @@ def fleet_configs(
         "second": verifier,
         "scarce": dataclasses.replace(verifier, num_kv_blocks=18),
         "ngram": DrafterConfig(speculative_config=SpeculativeConfig(num_speculative_tokens=K_MAX)),
+        "suffix": DrafterConfig(speculative_config=SpeculativeConfig(method="suffix", num_speculative_tokens=K_MAX)),
         "noisy": noisy,
         "same": same,
     }
@@ -105,6 +106,7 @@ def full_matrix() -> list[Configuration]:
         Configuration("no drafter, one by one", waves=(1,)),
         Configuration("ngram K=5", drafters=("ngram",), speculation=_k(5)),
         Configuration("ngram K=5, W=1", drafters=("ngram",), speculation=_k(5), max_outstanding_rounds=1),
+        Configuration("suffix K=8", drafters=("suffix",), speculation=_k(8)),
         Configuration("draft_model K=1", drafters=("noisy",), speculation=_k(1)),
         Configuration("draft_model K=3", drafters=("noisy",), speculation=_k(3)),
         Configuration("draft_model K=8", drafters=("noisy",), speculation=_k(8)),
@@ -115,6 +117,7 @@ def full_matrix() -> list[Configuration]:
         Configuration("garbage drafter K=5", drafters=("garbage",), speculation=_k(5), accepts=False),
         Configuration("drafter killed half-way", drafters=("noisy",), speculation=_k(3), kill="noisy"),
         Configuration("two drafters", drafters=("noisy", "ngram"), speculation=_k(3)),
+        Configuration("two drafters, one suffix", drafters=("noisy", "suffix"), speculation=_k(3)),
         Configuration("two verifiers, one killed half-way", ("verifier", "second"), ("noisy",), _k(3), kill="second"),
         Configuration("forced preemption, no drafter", ("scarce",), preempts=True),
         Configuration("forced preemption, draft_model K=3", ("scarce",), ("noisy",), _k(3), preempts=True),

@@ -17,6 +17,7 @@ _REDUCED = [
     Configuration("no drafter"),
     Configuration("ngram K=5", drafters=("ngram",), speculation={"num_speculative_tokens": 5}),
     Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation={"num_speculative_tokens": 5, "enable_adaptive_verification": True}),
+    Configuration("suffix K=5", drafters=("suffix",), speculation={"num_speculative_tokens": 5}),
     Configuration("garbage drafter K=5", drafters=("garbage",), speculation={"num_speculative_tokens": 5}, accepts=False),
     Configuration("drafter killed half-way", drafters=("noisy",), speculation={"num_speculative_tokens": 4}, kill="noisy"),
     crossing_zero("noisy", (2, 2, 2), 4),

@@ -1,0 +1,133 @@
+"""Suffix decoding: what followed the latest tokens most often, in the sequence itself and in earlier outputs of its tenant."""
+
+from collections.abc import Sequence
+
+from specwire.config import DrafterConfig
+from specwire.engine.counts import PassCounts
+from specwire.errors import InvalidArgumentError
+from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+
+from .method import UNLIMITED_MODEL_LEN, Ask, Drafts
+from .suffix_corpus import ANCHORS, PastOutputs
+from .suffix_match import NO_CONTEXT, NO_PATH, NO_TOKEN, Ends, Limits, Path, Windows, best_path
+from .tokens import PaddedTokens, TokenArray, to_array
+
+
+class Suffix:
+    """Drafts as long as the match and as its frequencies allow. What it drafts depends on a sequence's tokens and on the tenant's past outputs.
+
+    Args:
+        limits: how far a match is trusted.
+        max_num_drafts: most drafts at once (K).
+        max_cached_requests: most past outputs kept; 0 = drafts come from the sequence alone.
+        max_cached_tokens: most tokens of them.
+        max_model_len: drafts never pass this length.
+        max_num_seqs: for the description.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        max_num_drafts: int,
+        max_cached_requests: int = 10_000,
+        max_cached_tokens: int = 1_000_000,
+        max_model_len: int = UNLIMITED_MODEL_LEN,
+        max_num_seqs: int = 64,
+    ) -> None:
+        self._limits = limits
+        self._num_drafts = [limits.num_drafts(most) for most in range(max_num_drafts + 1)]
+        self._windows = Windows(limits.max_depth, max_num_drafts)
+        self._max_num_drafts = max_num_drafts
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._sequences: dict[int, _Sequence] = {}
+        self.past = PastOutputs(max_cached_requests, max_cached_tokens, self._windows.pad)
+        self.counts = PassCounts()
+
+    @classmethod
+    def from_config(cls, config: DrafterConfig) -> "Suffix":
+        spec = config.speculative_config
+        return cls(
+            Limits(spec.suffix_decoding_max_tree_depth, spec.suffix_decoding_max_spec_factor, spec.suffix_decoding_min_token_prob),
+            max_num_drafts=spec.num_speculative_tokens,
+            max_cached_requests=spec.suffix_decoding_max_cached_requests,
+            max_cached_tokens=spec.suffix_decoding_corpus_tokens,
+            max_model_len=spec.max_model_len or UNLIMITED_MODEL_LEN,
+            max_num_seqs=config.max_num_seqs,
+        )
+
+    @property
+    def description(self) -> ServiceDescription:
+        return ServiceDescription(
+            model_id=f"suffix-{self._limits.max_depth}",
+            instance_id="",
+            vocab_size=0,
+            max_model_len=self._max_model_len,
+            max_num_draft_tokens=self._max_num_drafts,
+            max_num_seqs=self._max_num_seqs,
+            method="suffix",
+            device="cpu",
+        )
+
+    @property
+    def num_free_blocks(self) -> int:
+        return 0
+
+    def open(self, seq_id: int, request: DraftOpen) -> None:
+        assert seq_id not in self._sequences, f"sequence {seq_id} is open already"
+        text = PaddedTokens(self._windows.pad, NO_CONTEXT, NO_TOKEN)
+        text.append(_checked(request.token_ids))
+        self._sequences[seq_id] = _Sequence(text, request.num_prompt_tokens, request.tenant_cache_key)
+
+    def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        self._sequences[seq_id].text.append(_checked(token_ids))
+
+    def close(self, seq_id: int) -> None:
+        sequence = self._sequences.pop(seq_id)
+        self.past.add(sequence.tenant, sequence.text.tokens[sequence.num_prompt_tokens :])
+
+    def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
+        return [self._propose(self._sequences[ask.seq_id], ask.num_drafts) for ask in asks]
+
+    def catch_up(self, budget: int) -> int:
+        """Indexes outputs that have ended: sequences themselves are ready as soon as they are open."""
+        return self.past.work(budget)
+
+    def _propose(self, sequence: "_Sequence", num_drafts: int) -> Drafts:
+        text = sequence.text
+        num_drafts = min(num_drafts, self._max_num_drafts, self._max_model_len - text.num_tokens)
+        if num_drafts <= 0 or not text.num_tokens:
+            return Drafts(RowStatus.OK)
+        context = self._windows.context(text)
+        limits = self._num_drafts[num_drafts]
+        path = self._path(text, self._windows.own_occurrences(text, context), context, limits)
+        corpus = self.past.corpus(sequence.tenant)
+        if corpus is not None and num_drafts > path.total:
+            latest = context[max(ANCHORS) - 1 :: -1].tolist()
+            past = self._path(corpus.text, corpus.occurrences(latest), context, limits, path.total)
+            path = past if past.token_ids else path
+        return Drafts(RowStatus.OK, path.token_ids, path.scores)
+
+    def _path(self, text: PaddedTokens, ends: Ends, context: TokenArray, num_drafts: list[int], least: float = 0.0) -> Path:
+        """The draft that these occurrences speak for; none if the sum of its probabilities is not above `least`."""
+        if not len(ends):
+            return NO_PATH
+        lengths = self._windows.lengths(text, ends, context).tolist()
+        return best_path(lengths, self._windows.following(text, ends), self._limits, num_drafts, least)
+
+
+class _Sequence:
+    __slots__ = ("num_prompt_tokens", "tenant", "text")
+
+    def __init__(self, text: PaddedTokens, num_prompt_tokens: int, tenant: bytes) -> None:
+        self.text = text
+        self.num_prompt_tokens = num_prompt_tokens
+        self.tenant = tenant
+
+
+def _checked(token_ids: Sequence[int]) -> TokenArray:
+    tokens = to_array(token_ids)
+    if len(tokens) and tokens.min() < 0:
+        raise InvalidArgumentError(f"a token id is {tokens.min()}, but must be 0 or more; send ids of the served tokenizer")
+    return tokens
