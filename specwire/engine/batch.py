@@ -34,7 +34,7 @@ class RaggedBatch:
     cu_seqlens_q: torch.Tensor  # [S + 1] int32, first token row of each segment
     seq_lens: torch.Tensor  # [S] int32, positions that the last token of each segment attends to
     block_tables: torch.Tensor  # [S, max_blocks] int32, padded with 0
-    attention_plan: AttentionPlan
+    attention_plan: AttentionPlan | None  # None for a model that attends by the block tables
     row_starts: tuple[int, ...]  # cu_seqlens_q on the host
 
     @property
@@ -44,9 +44,16 @@ class RaggedBatch:
 
     @classmethod
     def from_segments(
-        cls, segments: Sequence[Segment], block_size: int, query_heads_per_kv_head: int, device: torch.device | str, dtype: torch.dtype
+        cls,
+        segments: Sequence[Segment],
+        block_size: int,
+        query_heads_per_kv_head: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        plans_attention: bool = True,
     ) -> "RaggedBatch":
-        """Flattens segments. The last three arguments are the model's; attention masks are made to fit them."""
+        """Flattens segments. Heads, device and dtype are the model's; attention masks are made to fit them if it plans attention."""
         assert segments, "a batch needs at least one segment"
         query_lens = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
         starts = np.array([s.start_position for s in segments], dtype=np.int64)
@@ -75,6 +82,6 @@ class RaggedBatch:
             cu_seqlens_q=tensor(cu_seqlens_q.astype(np.int32)),
             seq_lens=tensor(seq_lens.astype(np.int32)),
             block_tables=tensor(block_tables),
-            attention_plan=plan_attention(cu_seqlens_q, seq_lens, slots, query_heads_per_kv_head, device, dtype),
+            attention_plan=plan_attention(cu_seqlens_q, seq_lens, slots, query_heads_per_kv_head, device, dtype) if plans_attention else None,
             row_starts=tuple(cu_seqlens_q.tolist()),
         )

@@ -36,11 +36,12 @@ class ModelRunner:
         """Flattens segments of different sequences."""
         model = self.model
         group = model.config.num_heads // model.config.num_kv_heads
-        return RaggedBatch.from_segments(segments, self.kv_cache.block_size, group, model.device, model.dtype)
+        return RaggedBatch.from_segments(segments, self.kv_cache.block_size, group, model.device, model.dtype, plans_attention=not model.is_tiled)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
-        """Computes all tokens of the batch and writes their KV. Returns hidden states [T, hidden_size] in the model's dtype."""
+        """Computes all tokens of the batch and writes their KV. Returns hidden states [T, hidden_size] in the model's dtype
+        (float32 in 4 bits)."""
         return self.model.forward(batch, self.kv_cache)
 
     @torch.inference_mode()

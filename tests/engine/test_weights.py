@@ -192,6 +192,7 @@ def measured(monkeypatch, tmp_path):
         return {"chosen": chosen, "num_weights": 100, "ms": {name: ms[name] for name in candidates}}
 
     monkeypatch.setattr(module, "_measure", measure)
+    monkeypatch.setattr(module, "uses_tiles", lambda weights: False)
     return ms, calls
 
 

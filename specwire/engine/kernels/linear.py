@@ -85,6 +85,11 @@ class LogitsHead:
         self._weight = weight
 
     @property
+    def linear(self) -> Linear | None:
+        """What multiplies on a CPU."""
+        return self._linear
+
+    @property
     def plain_weight(self) -> torch.Tensor | None:
         """[vocab_size, hidden_size]; None where something else multiplies."""
         return self._weight if self._linear is None else None

@@ -130,6 +130,24 @@ class Int8Linear:
         return result if self._bias is None else result + self._bias
 
 
+@dataclass(frozen=True, slots=True)
+class SplitColumns:
+    """A weight [out_features, in_features] in 8 bits but for some columns."""
+
+    columns: torch.Tensor  # [n] int64, the exact ones
+    exact: torch.Tensor  # [out_features, n] float32
+    scale: torch.Tensor  # [out_features] float32
+    codes: torch.Tensor  # [out_features, in_features] int8, 0 in the exact columns
+
+
+def split_columns(weight: torch.Tensor) -> SplitColumns:
+    """Takes the largest columns out of a float32 weight, and rounds the others."""
+    columns = weight.square().mean(0).topk(weight.shape[1] // _EXACT_SHARE).indices
+    rest = weight.index_fill(1, columns, 0.0)
+    scale = rest.abs().amax(1).clamp(min=_TINY) / 127
+    return SplitColumns(columns, weight.index_select(1, columns), scale, (rest / scale[:, None]).round_().to(torch.int8))
+
+
 class DigitLinear:
     """Weights rounded to 8 bits, with a scale for each output feature; float32 in, float32 out.
 
@@ -146,12 +164,8 @@ class DigitLinear:
     __slots__ = ("_codes", "_columns", "_exact", "_scale")
 
     def __init__(self, weight: torch.Tensor) -> None:
-        weight = weight.float()
-        self._columns = weight.square().mean(0).topk(weight.shape[1] // _EXACT_SHARE).indices
-        self._exact = DenseLinear(weight.index_select(1, self._columns))
-        rest = weight.index_fill(1, self._columns, 0.0)
-        self._scale = rest.abs().amax(1).clamp(min=_TINY) / 127  # [out_features]
-        self._codes = (rest / self._scale[:, None]).round_().to(torch.int8)
+        parts = split_columns(weight.float())
+        self._columns, self._exact, self._scale, self._codes = parts.columns, DenseLinear(parts.exact), parts.scale, parts.codes
 
     @staticmethod
     def is_fast() -> bool:

@@ -1,6 +1,7 @@
 """One lean decoder for the Llama family: fused projections, paged KV, pure inference."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,10 @@ from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.rope import rope_table
 
-NUMERICS_VERSION = 2
+if TYPE_CHECKING:
+    from specwire.engine.cpu.forward import TiledForward
+
+NUMERICS_VERSION = 3
 """Raised whenever a change of the decoder may change a logit: lanes of one coordinator must agree on it."""
 
 
@@ -55,6 +59,7 @@ class Decoder:
         final_norm: [hidden_size].
         head: hidden_size -> vocab_size with float32 output.
         weights_hash: identifies the weights (hex sha256).
+        is_tiled: linear layers and head are those of `specwire.engine.cpu`, which computes the passes, too.
     """
 
     def __init__(
@@ -65,6 +70,8 @@ class Decoder:
         final_norm: torch.Tensor,
         head: LogitsHead,
         weights_hash: str,
+        *,
+        is_tiled: bool = False,
     ) -> None:
         self.config = config
         self.weights_hash = weights_hash
@@ -83,6 +90,17 @@ class Decoder:
         table_dtype = torch.float32 if self.device.type == "cpu" else self.dtype
         self._cos = cos.to(self.device, table_dtype)[:, None]  # [max_position_embeddings, 1, D]
         self._sin = sin.to(self.device, table_dtype)[:, None]  # [max_position_embeddings, 1, D], first half negated
+        self._tiled = self._make_tiled() if is_tiled else None
+
+    def _make_tiled(self) -> "TiledForward":
+        from specwire.engine.cpu.forward import TiledForward  # brings a compiler
+
+        return TiledForward(self.config, self._layers, self._final_norm.float(), self._head, self._cos, self._sin)
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether passes are computed by `TiledForward`: attention then needs no plan, and hidden states are float32."""
+        return self._tiled is not None
 
     @property
     def weights(self) -> DecoderWeights:
@@ -93,6 +111,8 @@ class Decoder:
 
     def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the batch's tokens and writes their KV. Returns hidden states after the final norm [T, hidden_size]."""
+        if self._tiled is not None:
+            return self._tiled.forward(batch, F.embedding(batch.token_ids, self._embedding).float(), kv_cache.layers)
         config = self.config
         num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
         num_rotated = num_heads + num_kv_heads
@@ -129,7 +149,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> float32 logits [R, vocab_size]."""
-        return self._head(hidden)
+        return self._head(hidden) if self._tiled is None else self._tiled.logits(hidden)
 
 
 def _norm_factor(weight: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,8 @@ def format_hash(digest: str, weights: str, *, is_stored: bool) -> str:
         return digest
     origin = "stored" if weights == "int4" and is_stored else "rounded"
     head = "int8" if has_8_bit_head(weights) else "fp32"
+    if uses_tiles(weights):
+        head += ", tiles"
     return hashlib.sha256(f"{digest} {weights} {origin} head {head}".encode()).hexdigest()
 
 
@@ -96,6 +98,8 @@ def choose_format(request: WeightsRequest, config: ModelConfig, device: str, *, 
         return _DENSE[request.dtype]
     if torch.device(device).type != "cpu" or not may_measure:
         return "bf16"
+    if has_q4 and uses_tiles("int4"):
+        return "int4"  # a tenth to a third of any other's time
     return fastest_format(("int4", "bf16") if has_q4 else ("bf16", "fp32"), config, request.num_rows)
 
 
@@ -107,13 +111,29 @@ def make_linear(weights: str, read_q4: Callable[[], Q4Weight | None], read: Call
         read: the weight [out_features, in_features].
     """
     if weights == "int4":
-        return Int4Linear(read_q4() or Q4Weight.rounded(read()), bias)
+        weight = read_q4() or Q4Weight.rounded(read())
+        return _tiled_linear(weight, bias) if uses_tiles(weights) else Int4Linear(weight, bias)
     return Int8Linear(read(), bias) if weights == "int8" else DenseLinear(read(), bias)
 
 
 def make_head_linear(weights: str, weight: torch.Tensor) -> Linear | None:
     """What multiplies with the vocabulary's weight where the layers have few bits: 8 bits, if this CPU is made for them; None = float32."""
+    if uses_tiles(weights):
+        from specwire.engine.cpu.linear import TiledHead  # brings a compiler
+
+        return TiledHead(weight)
     return DigitLinear(weight) if has_8_bit_head(weights) else None
+
+
+def uses_tiles(weights: str) -> bool:
+    """Whether models in this format are computed by `specwire.engine.cpu` here: 4 bits, on CPUs with 512-bit integer dot products."""
+    return weights == "int4" and DigitLinear.is_fast()
+
+
+def _tiled_linear(weight: Q4Weight, bias: torch.Tensor | None) -> Linear:
+    from specwire.engine.cpu.linear import TiledLinear  # brings a compiler
+
+    return TiledLinear(weight, bias)
 
 
 def has_8_bit_head(weights: str) -> bool:

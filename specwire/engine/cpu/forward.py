@@ -1,0 +1,217 @@
+"""A decoder's forward pass in 4 bits, as jobs of a team of threads."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
+from specwire.engine.cpu.linear import TiledHead, TiledLinear
+from specwire.engine.cpu.team import Team
+from specwire.engine.cpu.tiles import GROUP
+from specwire.engine.kernels.linear import Linear, LogitsHead
+from specwire.engine.models.config import ModelConfig
+from specwire.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from specwire.engine.batch import RaggedBatch
+    from specwire.engine.models.decoder import LayerWeights
+
+_FEATURES = 16
+_PIECE_BYTES = 24_000
+"""Of the weight that a piece of a product reads: long beside the taking of a piece, short beside a phase."""
+_FEW_ROWS = 8
+_ROWS_PER_PIECE = 4
+"""Of what is done row by row, for more than `_FEW_ROWS`."""
+
+
+class TiledForward:
+    """Layers, final norm and head of one model, on as many threads as torch has when the first pass runs.
+
+    Args:
+        layers: with `TiledLinear`s.
+        final_norm: float32 [hidden_size].
+        head: with a `TiledHead`.
+        cos, signed_sin: float32 [max_position_embeddings, head_dim], contiguous, as `rope_table` gives them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: "Sequence[LayerWeights]",
+        final_norm: torch.Tensor,
+        head: LogitsHead,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+    ) -> None:
+        if config.head_dim % _FEATURES:
+            raise UnsupportedError(
+                f"a model with head_dim {config.head_dim} can't be computed in 4 bits here: that needs a multiple of {_FEATURES}; take --weights bf16"
+            )
+        self._config = config
+        assert isinstance(head.linear, TiledHead), f"the head is a {type(head.linear)}"
+        self._head = head.linear
+        self._num_layers = len(layers)
+        self._products = _products(layers[0])
+        self._tensors: list[torch.Tensor] = []  # what the addresses in the table belong to
+        self._constants = final_norm, cos, signed_sin
+        self._floats = torch.tensor([config.rms_norm_eps, config.head_dim**-0.5])
+        self._table = np.zeros((len(layers), LayerWord.COUNT), dtype=np.int64)
+        for words, layer in zip(self._table, layers, strict=True):
+            self._fill_layer(words, layer)
+        self._team: Team | None = None
+        self._capacity = 0
+        self._scratch = torch.empty(0)
+        self._buffers: dict[Word, torch.Tensor] = {}
+
+    def forward(self, batch: "RaggedBatch", residual: torch.Tensor, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Computes T tokens and writes their KV. Returns float32 hidden states after the final norm [T, hidden_size].
+
+        Args:
+            batch: on the CPU.
+            residual: its embeddings, float32 [T, hidden_size], overwritten.
+            kv_layers: a layer each, bfloat16 [num_blocks, block_size, 2, num_kv_heads, head_dim].
+        """
+        num_rows = batch.num_tokens
+        self._table[:, LayerWord.KV] = [layer.data_ptr() for layer in kv_layers]
+        words = self._prepare(num_rows)
+        self._reserve_scratch(words, int(batch.seq_lens.max()))
+        out = torch.empty(num_rows, self._config.hidden_size)
+        tables = batch.block_tables.long().numpy()
+        segments = np.arange(len(tables)).repeat(np.diff(batch.row_starts))  # of each token
+        table_addresses = tables.ctypes.data + segments * tables.strides[0]
+        words[Word.IS_HEAD] = 0
+        words[Word.BLOCK_SIZE] = kv_layers[0].shape[1]
+        words[Word.RESIDUAL], words[Word.OUT] = residual.data_ptr(), out.data_ptr()
+        words[Word.POSITIONS], words[Word.SLOTS] = batch.positions.data_ptr(), batch.slot_mapping.data_ptr()
+        words[Word.TABLES] = table_addresses.ctypes.data
+        row_pieces = -(-num_rows // int(words[Word.ROWS_PER_PIECE]))
+        counts = [row_pieces] * NUM_PHASES
+        counts[Phase.ATTEND] = num_rows * self._config.num_heads
+        for phase, (num_blocks, per_piece) in self._products.items():
+            words[Word.PIECE_BLOCKS + phase] = per_piece
+            counts[phase] = -(-num_blocks // per_piece)
+        self._run(words, counts, self._num_layers, row_pieces)
+        return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 hidden [R, hidden_size] -> float32 [R, vocab_size]."""
+        num_rows, head = len(hidden), self._head
+        words = self._prepare(num_rows)
+        hidden, exact = hidden.contiguous(), hidden.index_select(1, head.columns)
+        out = torch.empty(num_rows, _FEATURES * head.num_blocks)
+        words[Word.IS_HEAD] = 1
+        words[Word.NORMED], words[Word.EXACT], words[Word.OUT] = hidden.data_ptr(), exact.data_ptr(), out.data_ptr()
+        per_piece = max(1, _PIECE_BYTES // (_FEATURES * self._config.hidden_size))
+        words[Word.PIECE_BLOCKS + 1] = per_piece
+        counts = [0] * NUM_PHASES
+        counts[0], counts[1] = -(-num_rows // int(words[Word.ROWS_PER_PIECE])), -(-head.num_blocks // per_piece)
+        self._run(words, counts, 1, 0)
+        return out[:, : head.vocab_size]
+
+    def _run(self, words: np.ndarray, counts: Sequence[int], num_layers: int, num_last: int) -> None:
+        """Runs num_layers times phases of so many pieces, then num_last pieces."""
+        starts = np.cumsum([0, *counts])
+        words[Word.STARTS : Word.STARTS + NUM_PHASES + 1] = starts
+        words[Word.PER_LAYER] = starts[-1]
+        words[Word.TOTAL] = num_layers * starts[-1] + num_last
+        assert self._team is not None, "the words are a team's"
+        self._team.run()
+
+    def _prepare(self, num_rows: int) -> np.ndarray:
+        """The team's words, with buffers for so many rows."""
+        if self._team is None:
+            self._team = Team(torch.get_num_threads())
+            self._fill_constants(self._team.words)
+        words = self._team.words
+        if num_rows > self._capacity:
+            self._capacity = num_rows
+            self._buffers = self._make_buffers(num_rows)
+        for word, buffer in self._buffers.items():
+            words[word] = buffer.data_ptr()
+        words[Word.NUM_ROWS] = num_rows
+        words[Word.ROWS_PER_PIECE] = 1 if num_rows <= _FEW_ROWS else _ROWS_PER_PIECE
+        return words
+
+    def _make_buffers(self, num_rows: int) -> dict[Word, torch.Tensor]:
+        config = self._config
+        heads_width = config.num_heads * config.head_dim
+        widest = max(config.hidden_size, config.intermediate_size, heads_width)
+        return {
+            Word.NORMED: torch.empty(num_rows, config.hidden_size),
+            Word.QKV: torch.empty(num_rows, heads_width + 2 * config.num_kv_heads * config.head_dim),
+            Word.ATTENDED: torch.empty(num_rows, heads_width),
+            Word.ACT: torch.empty(num_rows, config.intermediate_size),
+            Word.DIGITS: torch.empty(num_rows, 2 * widest, dtype=torch.int8),
+            Word.SUMS: torch.empty(num_rows, widest // GROUP),
+            Word.UNITS: torch.empty(num_rows),
+            Word.CORRECTIONS: torch.empty(num_rows, 2, dtype=torch.int32),
+        }
+
+    def _reserve_scratch(self, words: np.ndarray, num_positions: int) -> None:
+        assert self._team is not None, "the words are a team's"
+        needed = SCRATCH_HEADER + num_positions
+        if not self._scratch.numel() or needed > self._scratch.shape[1]:
+            # Twice as much, so that a growing sequence does not ask for more in each step; whole cache lines apart.
+            self._scratch = torch.empty(self._team.num_threads, -(-2 * needed // 64) * 64)
+            words[Word.SCRATCH], words[Word.SCRATCH_BYTES] = self._scratch.data_ptr(), 4 * self._scratch.shape[1]
+
+    def _fill_constants(self, words: np.ndarray) -> None:
+        config = self._config
+        final_norm, cos, signed_sin = self._constants
+        for word, value in {
+            Word.NUM_LAYERS: self._num_layers,
+            Word.HIDDEN: config.hidden_size,
+            Word.INNER: config.intermediate_size,
+            Word.HEADS: config.num_heads,
+            Word.KV_HEADS: config.num_kv_heads,
+            Word.DIM: config.head_dim,
+            Word.LAYERS: self._table.ctypes.data,
+            Word.FLOATS: self._floats.data_ptr(),
+            Word.FINAL_NORM: final_norm.data_ptr(),
+            Word.COS: cos.data_ptr(),
+            Word.SIN: signed_sin.data_ptr(),
+            Word.HEAD_BLOCKS: self._head.num_blocks,
+            Word.HEAD: self._head.weight.data_ptr(),
+            Word.NUM_EXACT: len(self._head.columns),
+        }.items():
+            words[word] = value
+
+    def _fill_layer(self, words: np.ndarray, layer: "LayerWeights") -> None:
+        for norm, tensor in {
+            LayerWord.INPUT_NORM: layer.input_norm,
+            LayerWord.Q_NORM: layer.q_norm,
+            LayerWord.K_NORM: layer.k_norm,
+            LayerWord.POST_NORM: layer.post_norm,
+        }.items():
+            if tensor is not None:
+                self._tensors.append(tensor.float())
+                words[norm] = self._tensors[-1].data_ptr()
+        for weight, bias, linear in (
+            (LayerWord.QKV, LayerWord.QKV_BIAS, layer.qkv),
+            (LayerWord.O, LayerWord.O_BIAS, layer.o),
+            (LayerWord.GATE_UP, LayerWord.GATE_UP_BIAS, layer.gate_up),
+            (LayerWord.DOWN, LayerWord.DOWN_BIAS, layer.down),
+        ):
+            tiled = _tiled(linear)
+            self._tensors.append(tiled.weight)
+            words[weight] = tiled.weight.data_ptr()
+            if tiled.float_bias is not None:
+                self._tensors.append(tiled.float_bias)
+                words[bias] = tiled.float_bias.data_ptr()
+
+
+def _tiled(linear: Linear) -> TiledLinear:
+    assert isinstance(linear, TiledLinear), f"a layer's product is a {type(linear)}"
+    return linear
+
+
+def _products(layer: "LayerWeights") -> dict[Phase, tuple[int, int]]:
+    """Phases that are products: blocks of features, and how many of them make a piece."""
+    products = {}
+    for phase, linear, streams in ((Phase.QKV, layer.qkv, 1), (Phase.O, layer.o, 1), (Phase.GATE_UP, layer.gate_up, 2), (Phase.DOWN, layer.down, 1)):
+        tiled = _tiled(linear)
+        block_bytes = streams * tiled.weight[0].numel()
+        products[phase] = tiled.num_blocks // streams, max(1, _PIECE_BYTES // block_bytes)
+    return products

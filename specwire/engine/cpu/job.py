@@ -1,0 +1,92 @@
+"""The memory that the threads of a forward pass share: int64 words by number, most of them addresses."""
+
+from enum import IntEnum, auto
+
+NUM_PHASES = 10
+
+
+class Word(IntEnum):
+    """Words of a job. Ticket and done are written by all threads and lie in cache lines of their own."""
+
+    TICKET = 0  # generation * 2^32 + pieces that nobody has taken
+    DONE = 8  # pieces that are finished
+    STOP = 16  # helpers end
+    GENERATION = 17
+    TOTAL = 18  # pieces
+    IS_HEAD = 19
+    NUM_HELPERS = 20
+    NUM_ROWS = 21  # T
+    ROWS_PER_PIECE = auto()  # of what is done row by row
+    NUM_LAYERS = auto()
+    HIDDEN = auto()
+    INNER = auto()
+    HEADS = auto()
+    KV_HEADS = auto()
+    DIM = auto()
+    LAYERS = auto()  # address of [num_layers, len(LayerWord)]
+    FLOATS = auto()  # address of float32 [epsilon of norms, scale of scores]
+    FINAL_NORM = auto()
+    COS = auto()  # float32 [max_position_embeddings, dim]
+    SIN = auto()
+    POSITIONS = auto()  # [T]
+    SLOTS = auto()  # [T]
+    TABLES = auto()  # [T], each the address of the row's block table
+    BLOCK_SIZE = auto()
+    RESIDUAL = auto()  # float32 [T, hidden]
+    NORMED = auto()  # float32 [T, hidden]
+    QKV = auto()  # float32 [T, (heads + 2 * kv_heads) * dim]
+    ATTENDED = auto()  # float32 [T, heads * dim]
+    ACT = auto()  # float32 [T, inner]
+    DIGITS = auto()  # int8 [T, 2 * widest]
+    SUMS = auto()  # float32 [T, widest / 32]
+    UNITS = auto()  # float32 [T]
+    OUT = auto()  # float32 [T, hidden], or logits [T, 16 * head blocks]
+    SCRATCH = auto()  # float32 [threads, scratch bytes / 4]
+    SCRATCH_BYTES = auto()
+    PER_LAYER = auto()  # pieces of a layer
+    STARTS = 64  # [NUM_PHASES + 1] first piece of each phase of a layer
+    PIECE_BLOCKS = 80  # [NUM_PHASES] blocks of 16 features in a piece of a phase that is a product
+    HEAD_BLOCKS = 96  # of 16 tokens
+    HEAD = auto()
+    CORRECTIONS = auto()  # int32 [T, 2]
+    EXACT = auto()  # float32 [T, num_exact]
+    NUM_EXACT = auto()
+    COUNT = auto()
+
+
+class LayerWord(IntEnum):
+    """Words of a layer; 0 where it has no such thing. Norms and biases are float32."""
+
+    INPUT_NORM = 0
+    QKV = 1
+    QKV_BIAS = 2
+    Q_NORM = 3
+    K_NORM = 4
+    O = 5  # noqa: E741 (the projection's name)
+    O_BIAS = 6
+    POST_NORM = 7
+    GATE_UP = 8
+    GATE_UP_BIAS = 9
+    DOWN = 10
+    DOWN_BIAS = 11
+    KV = 12
+    COUNT = 13
+
+
+class Phase(IntEnum):
+    """Of a layer, in order; what a phase reads is complete when it starts."""
+
+    INPUT_NORM = 0
+    QKV = 1
+    ROTATE = 2
+    ATTEND = 3
+    O_DIGITS = 4
+    O = 5  # noqa: E741
+    POST_NORM = 6
+    GATE_UP = 7
+    DOWN_DIGITS = 8
+    DOWN = 9
+
+
+SCRATCH_HEADER = 128
+"""Floats of a thread's scratch before the scores: results of two products of four rows and 16 features."""

@@ -1,0 +1,53 @@
+"""The threads that compute the pieces of a job, and the job's memory."""
+
+import ctypes
+import threading
+import weakref
+
+import numpy as np
+import torch
+
+from specwire.engine.cpu.job import Word
+from specwire.engine.cpu.work import enter
+
+_LINE = 64
+"""Bytes of a cache line."""
+_SEMAPHORE_BYTES = 64
+"""No less than a `sem_t`."""
+
+
+class Team:
+    """A job's words and the threads that work on it: the caller of `run` and num_threads - 1 helpers, which end with this object.
+
+    Not thread-safe: one thread owns it.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        memory = torch.zeros(8 * Word.COUNT + 2 * _LINE + _SEMAPHORE_BYTES, dtype=torch.uint8)
+        self._semaphore = memory.data_ptr() + -memory.data_ptr() % _LINE
+        self._job = self._semaphore + _SEMAPHORE_BYTES
+        start = self._job - memory.data_ptr()
+        self.words: np.ndarray = memory[start : start + 8 * Word.COUNT].view(torch.int64).numpy()
+        self.words[Word.NUM_HELPERS] = num_threads - 1
+        failed = ctypes.CDLL(None, use_errno=True).sem_init(ctypes.c_void_p(self._semaphore), 0, 0)
+        assert not failed, f"sem_init: error {ctypes.get_errno()}"
+        for thread in range(1, num_threads):
+            threading.Thread(target=_help, args=(memory, self._job, self._semaphore, thread), name=f"forward-{thread}", daemon=True).start()
+        weakref.finalize(self, _stop, self.words, self._semaphore, num_threads - 1)
+
+    def run(self) -> None:
+        """Runs the job that the words describe."""
+        enter(self._job, self._semaphore, 0)
+
+
+def _help(memory: torch.Tensor, job: int, semaphore: int, thread: int) -> None:
+    """A helper's thread; it holds the memory that it reads."""
+    enter(job, semaphore, thread)
+    del memory
+
+
+def _stop(words: np.ndarray, semaphore: int, num_helpers: int) -> None:
+    words[Word.STOP] = 1
+    for _ in range(num_helpers):
+        ctypes.CDLL(None).sem_post(ctypes.c_void_p(semaphore))
