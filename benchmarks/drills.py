@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 DRAFTER_DRILLS = ("kill", "hang", *FAULTS)
 MODEL_DRILLS = ("verifier", "coordinator", "swap")
-_SWAPS = ("close", "far", "ngram")
+_SWAPS = ("close", "far", "suffix", "ngram")
 _Result = tuple[dict[str, Any], list[str]]
 
 

@@ -60,9 +60,9 @@ class Models:
         return self._cases[(stream + number) % len(self._cases)]
 
     def drafter(self, method: str, address: str) -> DrafterConfig:
-        """ngram, close or far: two checkpoints of the draft model."""
-        if method == "ngram":
-            return DrafterConfig(listen=(address,), speculative_config=SpeculativeConfig(num_speculative_tokens=K))
+        """ngram, suffix, or close or far: two checkpoints of the draft model."""
+        if method in ("ngram", "suffix"):
+            return DrafterConfig(listen=(address,), speculative_config=SpeculativeConfig(method=method, num_speculative_tokens=K))
         return drafter_config(self.drafts[method == "far"], num_speculative_tokens=K, listen=(address,))
 
 

@@ -141,14 +141,14 @@ def best_path(lengths: Sequence[int], following: TokenArray, limits: Limits, num
             continue  # a probability is less than 1
         rows = [index for index, match in enumerate(lengths) if match >= length][-MAX_OCCURRENCES:]
         if most * len(rows) > (total + _SAME) * (len(rows) + 1):
-            path = _follow(following[rows, :most].T.tolist(), length, limits.min_token_prob)
+            path = _follow(following[rows, :most].T.tolist(), length, limits.min_token_prob, total + _SAME)
             if path.total > total + _SAME:
                 best, total = path, path.total
     return best
 
 
-def _follow(columns: list[list[int]], length: int, min_prob: float) -> Path:
-    """From token to token with most of the occurrences, on ties with the latest.
+def _follow(columns: list[list[int]], length: int, min_prob: float, least: float) -> Path:
+    """From token to token with most of the occurrences, on ties with the latest; none once the sum can't get above `least`.
 
     Args:
         columns: by position, the token of each occurrence.
@@ -169,6 +169,8 @@ def _follow(columns: list[list[int]], length: int, min_prob: float) -> Path:
             rows = [row for row in rows or range(num_before) if column[row] == token]
         if token == NO_TOKEN or num_same < min_prob * num_all:
             break
+        if total + (len(columns) - position) * num_same / num_all <= least:
+            return NO_PATH
         token_ids.append(token)
         # One occurrence behind a match of m tokens scores m / (m + 1), as a lookup's; of many, it is their share.
         scores.append(num_same / (num_before + 1 / (length + position)))
