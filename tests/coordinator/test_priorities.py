@@ -121,6 +121,20 @@ async def test_a_stream_of_important_requests_beside_drafters_that_are_slow(num_
         assert cluster.engine.counters.num_preemptions >= 2 * num_lanes
 
 
+async def test_a_lane_that_waits_for_drafts_keeps_its_sequences() -> None:
+    """Another lane, which steps meanwhile, preempts none of them: the plan names them, and each could have another slot by the time of the round."""
+    script = VerifierScript(max_num_seqs=1)
+    async with Cluster([script] * 2, [DrafterScript(delay_s=0.05)], k=5, min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        drafted = cluster.submit([5, 6], seed=0, max_tokens=30, priority=1)
+        await cluster.until(lambda: cluster.drafters[0].num_rounds > 0)
+        plain = cluster.submit([7, 8], seed=1, max_tokens=20, max_draft_tokens=0)
+        await has_begun(cluster, plain)
+        waiting = [cluster.submit([9, 10 + i], seed=2 + i, max_tokens=5, max_draft_tokens=0) for i in range(3)]
+        for request in (*waiting, plain, drafted):
+            await request.check()
+
+
 @dataclasses.dataclass(frozen=True)
 class Arrival:
     num_steps: int
