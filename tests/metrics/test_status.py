@@ -20,7 +20,17 @@ from specwire.cli.status_view import render
 from specwire.client import AsyncClient, Client
 from specwire.config import CoordinatorConfig
 from specwire.errors import DeadlineExceededError, UnavailableError
-from specwire.messages import CoordinatorStatus, DraftCost, DrafterStatus, LaneStatus, StepStatus, VerifyCost
+from specwire.messages import (
+    CalibrationStatus,
+    CoordinatorStatus,
+    DraftCost,
+    DrafterStatus,
+    LaneStatus,
+    PolicyStatus,
+    SettingStatus,
+    StepStatus,
+    VerifyCost,
+)
 from specwire.rpc import Server
 from specwire.wire.status import pack_status, unpack_status
 from tests.metrics.served import serve_cluster, serve_in_thread
@@ -29,6 +39,7 @@ from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
 
 COSTS = VerifyCost((1, 8), (4.0, 11.0), 0.25, 0.5, 8, 6, (8, 16), (20.0, 40.0))
+POLICY = PolicyStatus(True, "a drafter has no cost table", 30, 4, 60, 28, (0.75, 0.5, 0.25), 0.0625, 1.25, 0.5)
 FULL = CoordinatorStatus(
     version="0.1.0", uptime_s=100.0, is_ready=True, reason="lane 1: gone", model_id="tiny", max_model_len=512, max_num_seqs=16,
     max_num_batched_tokens=128, num_speculative_tokens=3, max_queue=10, num_waiting=2, num_requests=9, num_requests_ended=5, num_prompt_tokens=70,
@@ -37,13 +48,18 @@ FULL = CoordinatorStatus(
     drafts_per_position=(10, 10, 8), accepted_per_position=(8, 4, 2), sequences_by_reason={"stop": 3, "length": 2},
     fallbacks_by_cause={"no_drafter": 4},
     lanes=(
-        LaneStatus(0, "v:1", True, "", False, 7, 3, 30, 40, 12, StepStatus(9.5, 1.0, 2.0, 0.5, 0.25, 5.0, 0.75), COSTS),
+        LaneStatus(0, "v:1", True, "", False, 7, 3, 30, 40, 12, StepStatus(9.5, 1.0, 2.0, 0.5, 0.25, 5.0, 0.75), COSTS, POLICY),
         LaneStatus(1, "v:2", reason="gone"),
     ),
     drafters=(
         DrafterStatus("d:1", "ngram", "ngram-2-4", True, False, False, 5, 64, 1.5, 20, 1, 60, (DraftCost(1, 4, 0.5),), 0.25),
         DrafterStatus("d:2"),
     ),
+    speculation=(
+        SettingStatus("num_speculative_tokens", "3", "5", "specwire.yaml:4", ("num_speculative_tokens clipped from 5 to 3",)),
+        SettingStatus("prompt_lookup_max", "5", "5", "default"),
+    ),
+    calibration=(CalibrationStatus("ngram ngram-2-4", True, 0.015625, (0.015625, 0.03125), (0.75, 0.5), (120, 90)),),
 )  # fmt: skip
 LATER = dataclasses.replace(FULL, uptime_s=102.0, num_generated_tokens=150, num_requests_ended=7, drafts_per_position=(12, 12, 10))
 
@@ -206,6 +222,16 @@ def test_what_the_tables_show() -> None:
         "9.5", "not ready", "not connected", "5/64", "80%", "40%", "25%", "50%", "no_drafter 4", "lane 1: gone",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
+
+
+def test_what_it_shows_of_speculation() -> None:
+    text = text_of(render(FULL, None))
+    for what in (
+        "speculation: num_speculative_tokens 3", "num_speculative_tokens clipped from 5 to 3", "fixed: a drafter has no cost table", "28/60", "6%",
+        "1.25", "0.75 0.50 0.25", "210", "1.6%",
+    ):  # fmt: skip
+        assert what in text
+    assert "prompt_lookup_max" not in text, "nobody wrote it, and it is as it is by default"
 
 
 def test_rates_are_differences_over_the_coordinators_clock() -> None:
