@@ -89,12 +89,17 @@ def build_method(config: DrafterConfig) -> Method:
     Raises:
         SpecwireError: no method, one that is not built, or its model can't be loaded.
     """
-    name = config.speculative_config.method
-    if name is None:
+    names = config.speculative_config.methods
+    if not names:
         raise InvalidArgumentError(f"speculative_config.method is null, so that there is nothing to serve; choose one of {', '.join(METHODS)}")
-    if name not in METHODS:
-        raise UnsupportedError(f"method {name!r} is not built; use one of {', '.join(METHODS)}")
-    return METHODS[name](config)
+    for name in names:
+        if name not in METHODS:
+            raise UnsupportedError(f"method {name!r} is not built; use one of {', '.join(METHODS)}")
+    if len(names) == 1:
+        return METHODS[names[0]](config)
+    from .combined import Combined
+
+    return Combined([METHODS[name](config) for name in names])
 
 
 def _ngram(config: DrafterConfig) -> Method:

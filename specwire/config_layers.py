@@ -170,7 +170,7 @@ def merge_speculative(sources: Iterable[Settings]) -> dict[str, Setting]:
         replaced: set[str] = set()
         if "model" in source:
             replaced.add("method")
-        elif "method" in source and source["method"].value in (None, "ngram", "suffix"):
+        elif "method" in source and source["method"].value != "draft_model":
             replaced.add("model")
         if not _RATES.isdisjoint(source) or ("rejection_sample_method" in source and source["rejection_sample_method"].value != "synthetic"):
             replaced |= _RATES

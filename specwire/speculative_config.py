@@ -13,6 +13,8 @@ from specwire.policy.schedule import validate_schedule
 from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
 
 METHODS = ("ngram", "draft_model", "suffix")
+LOOKUP_METHODS = ("ngram", "suffix")
+"""Those that run no model; lists may be made of them."""
 _LATER_METHODS = (
     "eagle",
     "eagle3",
@@ -42,7 +44,8 @@ class SpeculativeConfig:
     """The speculative configuration that all services share.
 
     Args:
-        method: ngram (prompt lookup), suffix (the same, also in past outputs, by frequency) or draft_model; none = no drafting.
+        method: ngram (prompt lookup), suffix (the same, also in past outputs, by frequency) or draft_model; none = no drafting. A list of ngram
+            and suffix: of each sequence and step the draft of which more is expected by its scores.
         model: the draft model, for draft_model.
         num_speculative_tokens: K, the ceiling of every later decision.
         num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
@@ -64,7 +67,7 @@ class SpeculativeConfig:
         InvalidArgumentError, UnsupportedError: naming the key, its value, the limit and the remedy.
     """
 
-    method: str | None = "ngram"
+    method: str | tuple[str, ...] | None = "ngram"
     model: str | None = None
     num_speculative_tokens: int = _DEFAULT_NUM_TOKENS
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
@@ -113,7 +116,7 @@ class SpeculativeConfig:
         """
         normal = _normal_keys(values)
         normal = {key: value for key, value in normal.items() if value is not None or key == "method"}
-        for key in ("num_speculative_tokens_per_batch_size", "synthetic_acceptance_rates"):
+        for key in ("method", "num_speculative_tokens_per_batch_size", "synthetic_acceptance_rates"):
             if isinstance(normal.get(key), list):
                 normal[key] = tuple(tuple(item) if isinstance(item, list) else item for item in normal[key])
         if normal.get("rejection_sample_method") in list(_REJECTION_ALIASES):
@@ -135,6 +138,13 @@ class SpeculativeConfig:
     def to_json(self) -> str:
         return json.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The method or those of the list; none = no drafting."""
+        if self.method is None:
+            return ()
+        return (self.method,) if isinstance(self.method, str) else self.method
+
     def acceptance_rates(self) -> tuple[float, ...]:
         """Unconditional synthetic rates p_1..p_K: as given, or of least variance for the given length L = 1 + sum of p_i."""
         if self.synthetic_acceptance_rates is not None:
@@ -147,17 +157,25 @@ class SpeculativeConfig:
     def _check_method(self) -> None:
         if self.method in _LATER_METHODS or (isinstance(self.method, str) and self.method.endswith("_mtp")):
             raise UnsupportedError(f"method {self.method!r} is not built; use one of {', '.join(METHODS)}")
-        if self.method is not None and self.method not in METHODS:
+        if isinstance(self.method, tuple):
+            self._check_list(self.method)
+        elif self.method is not None and self.method not in METHODS:
             raise InvalidArgumentError(f"method is {self.method!r}, but must be one of {', '.join(METHODS)}, or null for no drafting")
         if self.model is not None and not isinstance(self.model, str):
             raise InvalidArgumentError(f"model is {self.model!r}, but must be a string: the draft model's folder, GGUF file or hub id")
         if self.method == "draft_model" and not self.model:
             raise InvalidArgumentError("method is draft_model, but model is not set; name the draft model's folder, GGUF file or hub id")
-        own_names = {"ngram": (None, "ngram", "[ngram]"), "suffix": (None, "suffix")}.get(str(self.method))
-        if own_names is not None and self.model not in own_names:
-            raise InvalidArgumentError(
-                f"method is {self.method}, but model is {self.model!r}; {self.method} has no model: remove it, or use method draft_model"
-            )
+        own_names = {"ngram": (None, "ngram", "[ngram]"), "suffix": (None, "suffix")}.get(str(self.method), (None,))
+        if self.methods and self.method != "draft_model" and self.model not in own_names:
+            name = " and ".join(self.methods)
+            raise InvalidArgumentError(f"method is {name}, but model is {self.model!r}; {name} has no model: remove it, or use method draft_model")
+
+    def _check_list(self, methods: tuple[Any, ...]) -> None:
+        later = [name for name in methods if name in METHODS + _LATER_METHODS and name not in LOOKUP_METHODS]
+        if later:
+            raise UnsupportedError(f"method is {list(methods)}, but {later[0]!r} is not built into lists; make them of {', '.join(LOOKUP_METHODS)}")
+        if len(methods) < 2 or len(set(map(str, methods))) < len(methods) or not all(name in LOOKUP_METHODS for name in methods):
+            raise InvalidArgumentError(f"method is {list(methods)}, but a list must name two or more different ones of {', '.join(LOOKUP_METHODS)}")
 
     def _check_suffix(self) -> None:
         _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_TREE_DEPTH)

@@ -126,6 +126,10 @@ SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3
         ({"draft-sample-method": "greedy", "draft_sample_method": "greedy"}, ["'draft_sample_method' twice"]),
         ({"method": "ngrm"}, ["method is 'ngrm'", "ngram, draft_model", "null"]),
         ({"method": ["ngram"]}, ["method is ['ngram']"]),
+        ({"method": ["ngram", "ngram"]}, ["two or more different ones of ngram, suffix"]),
+        ({"method": ["ngram", 3]}, ["method is ['ngram', 3]"]),
+        ({"method": []}, ["method is []"]),
+        ({"method": ["ngram", "suffix"], "model": "some/draft"}, ["ngram and suffix has no model"]),
         ({"method": 3}, ["method is 3"]),
         ({"method": "draft_model"}, ["model is not set"]),
         ({"method": "draft_model", "model": 3}, ["model is 3", "must be a string"]),
@@ -259,6 +263,16 @@ def test_a_checkpoint_that_can_not_be_read_is_left_to_who_loads_it(tmp_path: Pat
 def test_methods_that_are_not_built_are_named(method: str) -> None:
     with pytest.raises(UnsupportedError, match=f"method '{method}' is not built; use one of ngram, draft_model, suffix"):
         SpeculativeConfig.from_dict({"method": method})
+
+
+def test_a_list_of_lookups_is_taken_and_other_lists_are_not() -> None:
+    config = SpeculativeConfig.from_dict({"method": ["suffix", "ngram"]})
+    assert config.methods == ("suffix", "ngram")
+    assert SpeculativeConfig.from_json(config.to_json()) == config
+    assert (SpeculativeConfig().methods, SpeculativeConfig(method=None).methods) == (("ngram",), ())
+    for other in ("draft_model", "eagle3"):
+        with pytest.raises(UnsupportedError, match=f"'{other}' is not built into lists; make them of ngram, suffix"):
+            SpeculativeConfig.from_dict({"method": ["ngram", other]})
 
 
 @pytest.mark.parametrize("method", ["probabilistic", "block"])

@@ -55,9 +55,9 @@ def configuration_rows(stack: Stack, engine: EngineDescription) -> Rows:
     if not engine.num_speculative_tokens:
         return [*rows, ("method", "none: plain decoding")]
     drafting = [config.speculative_config for config in stack.drafters]
-    rows.append(("method", ", ".join(dict.fromkeys(str(each.method) for each in drafting))))
+    rows.append(("method", ", ".join(dict.fromkeys("+".join(each.methods) for each in drafting))))
     rows.append(("num_speculative_tokens", str(engine.num_speculative_tokens)))
-    lookups = dict.fromkeys(f"{each.prompt_lookup_min}, {each.prompt_lookup_max}" for each in drafting if each.method == "ngram")
+    lookups = dict.fromkeys(f"{each.prompt_lookup_min}, {each.prompt_lookup_max}" for each in drafting if "ngram" in each.methods)
     if lookups:
         rows.append(("prompt_lookup_min, prompt_lookup_max", " and ".join(lookups)))
     return [*rows, ("rejection_sample_method", speculative.rejection_sample_method), ("draft_sample_method", speculative.draft_sample_method)]

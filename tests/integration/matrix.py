@@ -90,6 +90,7 @@ def fleet_configs(
         "scarce": dataclasses.replace(verifier, num_kv_blocks=18),
         "ngram": DrafterConfig(speculative_config=SpeculativeConfig(num_speculative_tokens=K_MAX)),
         "suffix": DrafterConfig(speculative_config=SpeculativeConfig(method="suffix", num_speculative_tokens=K_MAX)),
+        "lookups": DrafterConfig(speculative_config=SpeculativeConfig(method=("ngram", "suffix"), num_speculative_tokens=K_MAX)),
         "noisy": noisy,
         "same": same,
     }
@@ -107,6 +108,7 @@ def full_matrix() -> list[Configuration]:
         Configuration("ngram K=5", drafters=("ngram",), speculation=_k(5)),
         Configuration("ngram K=5, W=1", drafters=("ngram",), speculation=_k(5), max_outstanding_rounds=1),
         Configuration("suffix K=8", drafters=("suffix",), speculation=_k(8)),
+        Configuration("ngram and suffix K=5", drafters=("lookups",), speculation=_k(5)),
         Configuration("draft_model K=1", drafters=("noisy",), speculation=_k(1)),
         Configuration("draft_model K=3", drafters=("noisy",), speculation=_k(3)),
         Configuration("draft_model K=8", drafters=("noisy",), speculation=_k(8)),

@@ -1,0 +1,61 @@
+"""Several lookups side by side: of each sequence and step, the draft that more is expected of."""
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Sequence
+
+from specwire.engine.counts import PassCounts
+from specwire.errors import InvalidArgumentError
+from specwire.messages import DraftOpen, ServiceDescription
+
+from .method import Ask, Drafts, Method
+
+
+def num_expected(drafts: Drafts) -> float:
+    """Accepted tokens to be expected, taking the scores for probabilities: the sum of their running products."""
+    return sum(itertools.accumulate(drafts.scores, operator.mul))
+
+
+class Combined:
+    """Methods without a model that all know all sequences. Their scores must be on one scale; on ties the method named first goes first."""
+
+    def __init__(self, methods: Sequence[Method]) -> None:
+        assert len(methods) > 1, f"{len(methods)} methods need no combination"
+        self._methods = methods
+        self.counts = PassCounts()
+
+    @property
+    def description(self) -> ServiceDescription:
+        parts = [method.description for method in self._methods]
+        return dataclasses.replace(parts[0], model_id="+".join(part.model_id for part in parts), method="+".join(part.method for part in parts))
+
+    @property
+    def num_free_blocks(self) -> int:
+        return 0
+
+    def open(self, seq_id: int, request: DraftOpen) -> None:
+        opened: list[Method] = []
+        try:
+            for method in self._methods:
+                method.open(seq_id, request)
+                opened.append(method)
+        except InvalidArgumentError:
+            for method in opened:
+                method.close(seq_id)
+            raise
+
+    def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        for method in self._methods:
+            method.append(seq_id, token_ids)
+
+    def close(self, seq_id: int) -> None:
+        for method in self._methods:
+            method.close(seq_id)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
+        answers = [method.propose(asks) for method in self._methods]
+        return [max(choices, key=num_expected) for choices in zip(*answers, strict=True)]
+
+    def catch_up(self, budget: int) -> int:
+        return sum(method.catch_up(budget) for method in self._methods)
