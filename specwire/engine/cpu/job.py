@@ -88,5 +88,5 @@ class Phase(IntEnum):
     DOWN = 9
 
 
-SCRATCH_HEADER = 128
-"""Floats of a thread's scratch before the scores: results of two products of four rows and 16 features."""
+SCRATCH_HEADER = 192
+"""Floats of a thread's scratch before the scores: results of two products of six rows and 16 features."""

@@ -7,7 +7,7 @@ import numpy as np
 from numba import carray, njit
 
 from specwire.engine.cpu.intrinsics import bits_of_f32, f32_at, f32_of_bits, i8_at, i32_at, i64_at, round_even, u16_at
-from specwire.engine.cpu.tiles import GROUP, add_values, q4_1, q4_2, q4_3, q4_4, q8_1, q8_2, q8_3, q8_4, score_keys
+from specwire.engine.cpu.tiles import GROUP, add_values, q4_1, q4_2, q4_3, q4_4, q4_5, q4_6, q8_1, q8_2, q8_3, q8_4, q8_5, q8_6, score_keys
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}, "boundscheck": False}
 
@@ -168,7 +168,7 @@ def attend(query, layer_kv, table, block_size, num_positions, head, num_kv_heads
 
 @njit(**OPTIONS)
 def product_q4(weight, width, digits, sums, units, num_rows, out, out_stride):
-    """num_rows, at most 4, rows of 16 results, out_stride bytes apart."""
+    """num_rows, at most 6, rows of 16 results, out_stride bytes apart."""
     groups, step = width // GROUP, 4 * (width // GROUP)
     if num_rows == 1:
         q4_1(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
@@ -176,8 +176,12 @@ def product_q4(weight, width, digits, sums, units, num_rows, out, out_stride):
         q4_2(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
     elif num_rows == 3:
         q4_3(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
-    else:
+    elif num_rows == 4:
         q4_4(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+    elif num_rows == 5:
+        q4_5(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+    else:
+        q4_6(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
 
 
 @njit(**OPTIONS)
@@ -190,5 +194,9 @@ def product_q8(weight, width, digits, corrections, exact, num_exact, units, num_
         q8_2(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
     elif num_rows == 3:
         q8_3(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
-    else:
+    elif num_rows == 4:
         q8_4(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+    elif num_rows == 5:
+        q8_5(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+    else:
+        q8_6(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)

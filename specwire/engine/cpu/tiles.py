@@ -1,4 +1,4 @@
-"""Products of up to four rows with 16 features of a weight of few bits, in 512-bit integer dot products (AVX-512 VNNI).
+"""Products of up to six rows with 16 features of a weight of few bits, in 512-bit integer dot products (AVX-512 VNNI).
 
 A row is two digits of 8 bits for each number (`kernels.split_digits`), so that every sum of 32 products is exact; sums of those are float32,
 always in the same order, whatever else is computed.
@@ -12,7 +12,7 @@ from numba.core import cgutils
 
 from specwire.engine.cpu.intrinsics import F32, I16, I32, I64, call, operation, pointer, vector
 
-MAX_ROWS = 4
+MAX_ROWS = 6
 GROUP = 32
 GROUP_BYTES = 4 * 64 + 64
 """Of 16 features: 32 codes each, then 16 scales and 16 minimums in float16."""
@@ -147,8 +147,8 @@ def _finish(b: ir.IRBuilder, totals: list[ir.Value], units: ir.Value | None, out
         b.store(value, pointer(b, out, _F32S)).align = 4
 
 
-q4_1, q4_2, q4_3, q4_4 = (_q4(count) for count in range(1, MAX_ROWS + 1))
-q8_1, q8_2, q8_3, q8_4 = (_q8(count) for count in range(1, MAX_ROWS + 1))
+q4_1, q4_2, q4_3, q4_4, q4_5, q4_6 = (_q4(count) for count in range(1, MAX_ROWS + 1))
+q8_1, q8_2, q8_3, q8_4, q8_5, q8_6 = (_q8(count) for count in range(1, MAX_ROWS + 1))
 
 
 def _bf16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
