@@ -1,15 +1,19 @@
 """Where compiled code is kept between starts."""
 
 import hashlib
+import logging
+import tempfile
 from pathlib import Path
 
 import numba
 
 from specwire.engine.cache_dir import cache_dir
 
+logger = logging.getLogger(__name__)
 
-def keep_compiled() -> None:
-    """Has Numba keep code that is compiled from now on in our cache directory, unless NUMBA_CACHE_DIR names another.
+
+def keep_compiled() -> bool:
+    """Has Numba keep code that is compiled from now on in our cache directory, unless NUMBA_CACHE_DIR names another. Returns whether it can.
 
     Numba itself looks only at the file of a function, not at those that the function takes others from: each state of this package's
     sources gets a folder of its own.
@@ -19,3 +23,11 @@ def keep_compiled() -> None:
         for path in sorted(Path(__file__).parent.glob("*.py")):
             digest.update(path.read_bytes())
         numba.config.CACHE_DIR = str(cache_dir() / "numba" / digest.hexdigest()[:16])
+    folder = Path(numba.config.CACHE_DIR)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        logger.warning("cannot keep compiled code in %s (%s): it is compiled again at each start, which takes about 10 s", folder, error)
+        return False

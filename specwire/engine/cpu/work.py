@@ -12,8 +12,7 @@ from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase
 from specwire.engine.cpu.kernels import OPTIONS, attend, f32, normalise, product_q4, product_q8, rotate, silu, split_digits, store_bf16
 from specwire.engine.cpu.tiles import GROUP, GROUP_BYTES, MAX_ROWS
 
-keep_compiled()
-
+_IS_KEPT = keep_compiled()
 _MANY = (1 << 32) - 1
 _SPINS = 60
 """Pauses, of some 50 ns, before a thread that waits offers its core to others."""
@@ -217,7 +216,7 @@ def _run_piece(job, j, number, scratch):
         _layer_piece(j, words, phase, piece - start, scratch)
 
 
-@njit("void(int64, int64, int64)", cache=True, **OPTIONS)
+@njit("void(int64, int64, int64)", cache=_IS_KEPT, **OPTIONS)
 def enter(job, semaphore, thread):
     """What a thread of a team does. Thread 0 runs the job whose words are filled in, the others help until stop is set."""
     j = carray(i64_at(job), (Word.COUNT,))
@@ -246,7 +245,7 @@ def enter(job, semaphore, thread):
             return
 
 
-@njit(cache=True, **OPTIONS)
+@njit(cache=_IS_KEPT, **OPTIONS)
 def multiply_q4(weight, num_blocks, width, values, num_rows, digits, sums, units, out):
     """One product of rows [num_rows, width] (address of float32) into out [num_rows, 16 * num_blocks], on the caller's thread."""
     groups = width // GROUP
@@ -260,7 +259,7 @@ def multiply_q4(weight, num_blocks, width, values, num_rows, digits, sums, units
             )  # fmt: skip
 
 
-@njit(cache=True, **OPTIONS)
+@njit(cache=_IS_KEPT, **OPTIONS)
 def multiply_q8(weight, num_blocks, width, values, num_rows, digits, sums, units, corrections, exact, num_exact, out):
     """As `multiply_q4`, with a head's weight."""
     for row in range(num_rows):

@@ -1,0 +1,33 @@
+"""Compiled code is kept where it can be, by the state of the sources; where it can't, that is said and nothing fails."""
+
+import logging
+
+import numba
+import pytest
+
+from specwire.engine.cpu.compiled import keep_compiled
+
+
+@pytest.fixture(autouse=True)
+def no_folder_yet(monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+
+
+def test_code_is_kept_in_the_cache_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert keep_compiled()
+    assert [str(path) for path in (tmp_path / "specwire" / "numba").iterdir()] == [numba.config.CACHE_DIR]
+
+
+def test_another_folder_goes_before(monkeypatch, tmp_path):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "mine"))
+    assert keep_compiled()
+    assert str(tmp_path / "mine") == numba.config.CACHE_DIR
+
+
+def test_a_cache_directory_that_cannot_be_written_is_reported(monkeypatch, tmp_path, caplog):
+    (tmp_path / "specwire").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert not keep_compiled()
+    assert "compiled again at each start" in caplog.text
