@@ -38,8 +38,12 @@ def test_only_long_phases_get_a_line_of_their_own(clock: Clock, caplog: pytest.L
     phases = Phases(clock)
     with phases.phase("files"):
         clock.now += 1.0
-    with pytest.raises(ValueError, match="broken"), phases.phase("weights"):
+
+    def break_late() -> None:
         clock.now += 60.0
         raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), phases.phase("weights"):
+        break_late()
     assert [record.getMessage() for record in caplog.records] == ["weights: 60.0 s"]
     assert "weights 60.0 s" in str(phases), "one that fails counts, too"
