@@ -110,6 +110,16 @@ class Terminal:
             self.screen += os.read(self._own, 1 << 16).decode("utf-8", "replace")
         return self.screen.index(text, since) + len(text)
 
+    def interrupt_until(self, text: str, since: int) -> int:
+        """Sends Ctrl-C until the text is there: one that comes between a prompt and the read behind it is lost until a key is pressed."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self.screen[since:]:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.screen[-1000:]!r}"
+            os.kill(self.process.pid, signal.SIGINT)
+            if select.select([self._own], [], [], 0.5)[0]:
+                self.screen += os.read(self._own, 1 << 16).decode("utf-8", "replace")
+        return self.screen.index(text, since) + len(text)
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -129,8 +139,7 @@ def test_ctrl_c_ends_the_answer_and_ctrl_d_the_program(coordinator: Coordinator)
         seen = terminal.wait_for("> ", terminal.wait_for("[ended]", seen))
         coordinator.wait_for_ends(1)
         assert coordinator.engine.requests[0].is_cancelled
-        os.kill(terminal.process.pid, signal.SIGINT)  # while nothing runs: another prompt
-        seen = terminal.wait_for("> ", seen)
+        seen = terminal.interrupt_until("> ", seen)  # while nothing runs: another prompt
         terminal.type("\x04")
         assert terminal.process.wait(TIMEOUT_S) == 0
         assert "Traceback" not in terminal.screen
