@@ -2,59 +2,18 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-import torch
 
 from drafter_svc.draft_model import DraftModel
-from drafter_svc.forward import DraftForward, EagerForward
 from drafter_svc.method import Ask, Drafts
-from specwire.engine.graphs.draft_runner import DraftRunner
-from specwire.engine.kv_cache import KVCache
-from specwire.engine.models.decoder import Decoder
-from specwire.engine.runner import ModelRunner
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus
-from specwire.sampling_params import SamplingParams
+from tests.drafter.draft_models import GREEDY, HOT, MODEL, SAMPLED, Make, tokens
 from tests.drafter.helpers import open_request
-from tests.drafter.target import VOCAB_SIZE, target_logits, target_texts, tiny_model
-
-GREEDY = SamplingParams(temperature=0.0)
-SAMPLED = SamplingParams(temperature=0.8)
-HOT = SamplingParams(temperature=1.5)
-MODEL = tiny_model()
-
-
-Make = Callable[..., DraftModel]
-
-
-def eager_forward(model: Decoder, cache: KVCache, max_num_drafts: int) -> DraftForward:
-    return EagerForward(ModelRunner(model, cache))
-
-
-def device_forward(model: Decoder, cache: KVCache, max_num_drafts: int) -> DraftForward:
-    return DraftRunner(model, cache, max_num_seqs=12, max_num_drafts=max_num_drafts, max_model_len=512, max_chunk=48)
-
-
-@pytest.fixture(params=[eager_forward, device_forward])
-def make(request: pytest.FixtureRequest) -> Make:
-    """Makes a drafter over either way to run the model."""
-
-    def make(model: Decoder = MODEL, num_blocks: int = 256, max_num_drafts: int = 8, **options: object) -> DraftModel:
-        cache = KVCache(model.config, num_blocks, model.dtype)
-        for layer in cache.layers:
-            layer.fill_(float("nan"))  # what was not computed must not be read
-        forward = request.param(model, cache, max_num_drafts)
-        return DraftModel(model, forward, num_blocks=num_blocks, max_num_drafts=max_num_drafts, **options)  # type: ignore[arg-type]
-
-    return make
-
-
-def tokens(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
+from tests.drafter.target import VOCAB_SIZE, target_texts, tiny_model
 
 
 def catch_up(method: DraftModel, budget: int = 64) -> None:
@@ -371,42 +330,3 @@ def test_one_forward_pass_a_draft_position_over_all_sequences(make: Make, texts:
     else:
         assert num_passes == 5
         assert counts.num_padded_tokens == counts.num_tokens
-
-
-def test_scores_are_the_probabilities_of_the_drawn_tokens(make: Make) -> None:
-    method = make()
-    prompts, sampling = [tokens(9), tokens(12, seed=1)], [GREEDY, SAMPLED]
-    for seq_id in range(2):
-        method.open(seq_id, open_request(prompts[seq_id], sampling=sampling[seq_id]))
-    for seq_id, drafts in enumerate(method.propose([Ask(0, 4), Ask(1, 4)])):
-        rows = target_logits(MODEL, [*prompts[seq_id], *drafts.token_ids])[len(prompts[seq_id]) - 1 : -1]
-        probs = torch.softmax(rows / (sampling[seq_id].temperature or 1.0), -1)
-        assert drafts.scores == pytest.approx([float(row[token]) for row, token in zip(probs, drafts.token_ids, strict=True)], abs=1e-5)
-
-
-def test_greedy_drafting_of_sampled_requests(make: Make) -> None:
-    drafts = make_and_draft(make, HOT, greedy=True)
-    assert drafts == target_logits(MODEL, [*tokens(9), *drafts]).argmax(-1)[8:-1].tolist()
-    assert drafts != make_and_draft(make, HOT)
-
-
-def make_and_draft(make: Make, sampling: SamplingParams, *, greedy: bool = False) -> list[int]:
-    method = make(greedy=greedy)
-    method.open(0, open_request(tokens(9), sampling=sampling))
-    return method.propose([Ask(0, 5)])[0].token_ids
-
-
-def test_only_the_temperature_is_applied(make: Make) -> None:
-    plain = make_and_draft(make, SAMPLED)
-    assert plain == make_and_draft(make, SAMPLED.replace(top_k=1, repetition_penalty=2.0, logit_bias={3: 50.0}, min_tokens=5))
-    assert plain != make_and_draft(make, HOT)
-
-
-def test_broken_weights_give_scores_of_zero(make: Make) -> None:
-    model = tiny_model()
-    model._embedding.fill_(float("nan"))
-    method = make(model)
-    method.open(0, open_request(tokens(5)))
-    (drafts,) = method.propose([Ask(0, 3)])
-    assert drafts.scores == [0.0] * 3
-    assert all(0 <= token_id < VOCAB_SIZE for token_id in drafts.token_ids)
