@@ -1,0 +1,1 @@
+"""Draft heads: small models that read the target's hidden states."""
