@@ -11,6 +11,7 @@ import grpc
 
 from specwire.config import DrafterConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.futures import unwatched
 from specwire.messages import DraftResult, DraftRound, Hello, ServiceDescription, Welcome
 from specwire.rpc import Server
 from specwire.tls import server_tls
@@ -74,7 +75,7 @@ class DrafterServer:
 
     async def wait_broken(self) -> None:
         """Never returns. Raises InternalError once batches keep failing: only a new process can help."""
-        await asyncio.shield(asyncio.wrap_future(self.worker.broken))
+        await asyncio.shield(unwatched(asyncio.wrap_future(self.worker.broken)))
 
     async def drain(self, grace_s: float) -> None:
         """NOT_SERVING; returns when all coordinators have gone on elsewhere, at the latest after grace_s."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 
 from specwire.errors import AbortedError, FailedPreconditionError, InternalError, InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.futures import unwatched
 from specwire.messages import Hello, VerifyResult, VerifyRound, Welcome
 
 from .metrics import VerifierMetrics
@@ -127,7 +128,7 @@ class SessionGate:
         self._num_faults = 0
         self.is_free = asyncio.Event()
         self.is_free.set()
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.broken: asyncio.Future[None] = unwatched(asyncio.get_running_loop().create_future())
 
     def enter(self, hello: Hello) -> tuple[VerifySession, Welcome]:
         """Starts a session. The same coordinator's older or equal incarnation loses its own at once.
