@@ -67,10 +67,11 @@ async def serve(stack: Stack, *, with_demo: bool, startup_timeout_s: float) -> N
         await asyncio.wait([serving, stopping, leaving], return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
-        logger.info("stopping (once more to kill)")
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, supervisor.kill)
+        if not serving.done():
+            logger.info("stopping (once more to kill)")
         for task in (serving, stopping, leaving):
             task.cancel()
         await asyncio.gather(serving, stopping, leaving, return_exceptions=True)

@@ -15,7 +15,7 @@ import pytest
 from specwire.errors import UnavailableError
 from specwire.launch import ServiceSpec, Supervisor
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Log:
@@ -107,9 +107,9 @@ async def test_loss_of_a_healthy_service_ends_the_wait_for_the_next_group(
 
 async def test_service_that_never_gets_healthy(stack: list[list[ServiceSpec]], log: Log, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VERIFIER", json.dumps({"ready": False}))
-    supervisor = Supervisor(stack, log, startup_timeout_s=1.5)
+    supervisor = Supervisor(stack, log, startup_timeout_s=0.5)
     async with asyncio.timeout(TIMEOUT_S):
-        with pytest.raises(UnavailableError, match=r"verifier is not ready after 1\.5 s; its own lines say why"):
+        with pytest.raises(UnavailableError, match=r"verifier is not ready after 0\.5 s( and wrote nothing|; its own lines say why)$"):
             await supervisor.start()
         await supervisor.stop()
     assert not [pid for _, pid in happened(events, "start") if is_alive(pid)]

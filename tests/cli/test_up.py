@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.test_launch import happened, is_alive
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Up:
@@ -118,7 +118,7 @@ def test_a_pipe_that_nobody_reads_stops_in_order(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(socket_dir))
     command = [sys.executable, "-m", "specwire.cli", "up", "--port", "0"]
-    shell = f'"$@" {streams} head -c 1; wait'
+    shell = f'"$@" {streams} true; wait'  # which is gone before anything is written
     result = subprocess.run(["bash", "-c", shell, "bash", *command], cwd=tmp_path, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
     assert "Traceback" not in result.stderr
     assert not running(events)
@@ -175,7 +175,7 @@ up: {port: 0}
     )
     up = start("--max-num-seqs", "4", "--set", "coordinator.max_queue=8", "--trace-file", "spans.jsonl", "--metrics-port", "9999")
     up.wait_ready()
-    assert "specwire: configuration of specwire.yaml\n" in up.output["stderr"]
+    up.wait_for("(?m)^specwire: configuration of specwire.yaml$", "stderr")
     flags = {name: up.wait_for(rf"(?m)^{name} +\| (ready: .*)$", "stderr") for name in ("verifier", "drafter-0", "drafter-1", "coordinator")}
     assert "--dtype=float32 " in flags["verifier"]
     assert "--max-num-seqs=4 " in flags["verifier"]
@@ -208,7 +208,7 @@ def test_no_drafter_and_a_demo_that_fails(start: Start, events: Path) -> None:
     up.wait_ready()
     assert {kind for kind, _ in happened(events, "start")} == {"verifier", "coordinator"}
     assert "none: plain decoding" in up.output["stdout"]
-    assert "the demo failed: " in up.output["stderr"]
+    up.wait_for("the demo failed: ", "stderr")
     assert up.process.poll() is None, "serving goes on"
     assert up.end() == 0
 
@@ -225,9 +225,9 @@ def test_early_end_of_a_service(start: Start, events: Path, monkeypatch: pytest.
 
 def test_service_that_is_never_healthy(start: Start, events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VERIFIER", json.dumps({"ready": False}))  # the first to start: on a slow machine another would be named
-    up = start("--port", "0", "--startup-timeout", "2")
+    up = start("--port", "0", "--startup-timeout", "1")
     assert up.join() == 1
-    assert "specwire: verifier is not ready after 2 s" in up.output["stderr"]
+    assert "specwire: verifier is not ready after 1 s" in up.output["stderr"]
     assert not running(events)
 
 
@@ -273,9 +273,8 @@ def test_second_signal_kills(start: Start, events: Path, monkeypatch: pytest.Mon
     up.wait_ready()
     up.process.send_signal(signal.SIGINT)
     up.wait_for("stopping", "stderr")
-    started = time.monotonic()
     assert up.end(signal.SIGINT) == 0
-    assert time.monotonic() - started < 5, "the grace period was waited for"
+    assert "did not stop within" not in up.output["stderr"], "the grace period was waited for"
     assert not running(events)
 
 

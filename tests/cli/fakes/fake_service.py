@@ -61,11 +61,11 @@ async def serve(kind: str, arguments: list[str]) -> None:
         sys.exit(behaviour["status"])
     server = rpc.Server(config.listen, [], lambda server: register(kind, config, server))
     await server.start()
-    await server.set_serving(behaviour.get("ready", True))
     stopping = asyncio.create_task(asyncio.Event().wait() if behaviour.get("deaf") else rpc.wait_for_stop_signal())
     await asyncio.sleep(0)  # it listens to signals from here on
     if behaviour.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    await server.set_serving(behaviour.get("ready", True))
     sys.stderr.write(f"ready: {kind} {' '.join(server.bound_addresses)} {' '.join(arguments)}\n")
     await stopping
     note(kind, "stop")
