@@ -16,7 +16,7 @@ from specwire.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from specwire.engine.batch import RaggedBatch
-    from specwire.engine.models.decoder import LayerWeights
+    from specwire.engine.models.layer import LayerWeights
 
 _FEATURES = 16
 _PIECE_BYTES = 24_000

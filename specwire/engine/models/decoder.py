@@ -7,31 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from specwire.engine.batch import RaggedBatch
-from specwire.engine.kernels.linear import Linear, LogitsHead
-from specwire.engine.kernels.ragged_attention import ragged_attention
+from specwire.engine.kernels.linear import LogitsHead
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
-from specwire.engine.models.rope import rope_table
+from specwire.engine.models.layer import LayerMath, LayerWeights, RmsNorm
 
 if TYPE_CHECKING:
     from specwire.engine.cpu.forward import TiledForward
 
 NUMERICS_VERSION = 3
 """Raised whenever a change of the decoder may change a logit: lanes of one coordinator must agree on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. H heads, KV key/value heads, D head_dim."""
-
-    input_norm: torch.Tensor  # [hidden_size]
-    qkv: Linear  # hidden_size -> (H + 2 KV) * D, rows ordered q, k, v
-    q_norm: torch.Tensor | None  # [D]
-    k_norm: torch.Tensor | None  # [D]
-    o: Linear  # H * D -> hidden_size
-    post_norm: torch.Tensor  # [hidden_size]
-    gate_up: Linear  # hidden_size -> 2 * intermediate_size, rows ordered gate, up
-    down: Linear  # intermediate_size -> hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +66,18 @@ class Decoder:
         self._layers = layers
         self._final_norm = final_norm
         self._head = head
-        self._scale = config.head_dim**-0.5
-        self._norms = [(_norm_factor(layer.input_norm), _norm_factor(layer.post_norm)) for layer in layers]
-        self._final_factor = _norm_factor(final_norm)
-        self._norm_floor = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, device=self.device)
-        cos, sin = rope_table(config.rope, config.head_dim, config.max_position_embeddings)
-        # Long contexts make these tables large: on a GPU they are kept in the only dtype that its kernels read.
-        table_dtype = torch.float32 if self.device.type == "cpu" else self.dtype
-        self._cos = cos.to(self.device, table_dtype)[:, None]  # [max_position_embeddings, 1, D]
-        self._sin = sin.to(self.device, table_dtype)[:, None]  # [max_position_embeddings, 1, D], first half negated
+        self._math = LayerMath(config, self.dtype, self.device)
+        self._norms = [
+            (RmsNorm(layer.input_norm, config.rms_norm_eps, self.dtype), RmsNorm(layer.post_norm, config.rms_norm_eps, self.dtype))
+            for layer in layers
+        ]
+        self._last_norm = RmsNorm(final_norm, config.rms_norm_eps, self.dtype)
         self._tiled = self._make_tiled() if is_tiled else None
 
     def _make_tiled(self) -> "TiledForward":
         from specwire.engine.cpu.forward import TiledForward  # brings a compiler
 
-        return TiledForward(self.config, self._layers, self._final_norm.float(), self._head, self._cos, self._sin)
+        return TiledForward(self.config, self._layers, self._final_norm.float(), self._head, self._math.cos, self._math.sin)
 
     @property
     def is_tiled(self) -> bool:
@@ -106,52 +88,21 @@ class Decoder:
     def weights(self) -> DecoderWeights:
         """The tensors themselves, not copies (but on a CPU cos and sin, if the model is not float32)."""
         return DecoderWeights(
-            self._embedding, self._layers, self._final_norm, self._head, self._cos[:, 0].to(self.dtype), self._sin[:, 0].to(self.dtype)
+            self._embedding, self._layers, self._final_norm, self._head, self._math.cos[:, 0].to(self.dtype), self._math.sin[:, 0].to(self.dtype)
         )
 
     def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the batch's tokens and writes their KV. Returns hidden states after the final norm [T, hidden_size]."""
         if self._tiled is not None:
             return self._tiled.forward(batch, F.embedding(batch.token_ids, self._embedding).float(), kv_cache.layers)
-        config = self.config
-        num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
-        num_rotated = num_heads + num_kv_heads
-        num_tokens = batch.num_tokens
-        cos = self._cos.index_select(0, batch.positions).float()  # [T, 1, D]
-        sin = self._sin.index_select(0, batch.positions).float()
-
+        math = self._math
+        rotation = math.rotation(batch.positions)
         residual = F.embedding(batch.token_ids, self._embedding).float()  # [T, hidden_size]
-        for layer, (input_factor, post_factor), layer_kv in zip(self._layers, self._norms, kv_cache.layers, strict=True):
-            qkv = layer.qkv(self._normalise(residual, input_factor)).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-            query_key = qkv[:, :num_rotated].float()
-            if layer.q_norm is not None and layer.k_norm is not None:
-                query, key = query_key[:, :num_heads], query_key[:, num_heads:]
-                query_key = torch.cat(
-                    (F.rms_norm(query, (head_dim,), layer.q_norm.float(), eps), F.rms_norm(key, (head_dim,), layer.k_norm.float(), eps)), 1
-                )
-            qkv[:, :num_rotated] = (query_key * cos).addcmul_(query_key.roll(head_dim // 2, -1), sin)
-            kv_cache.write(layer_kv, batch.slot_mapping, qkv[:, num_heads:])
-            attended = ragged_attention(
-                qkv[:, :num_heads], layer_kv, batch.cu_seqlens_q, batch.seq_lens, batch.block_tables, self._scale, plan=batch.attention_plan
-            )  # [T, H, D]
-            residual += layer.o(attended.view(num_tokens, num_heads * head_dim))
-            gate, up = layer.gate_up(self._normalise(residual, post_factor)).chunk(2, -1)
-            residual += layer.down(F.silu(gate).mul_(up))
-        return self._normalise(residual, self._final_factor)
-
-    def _normalise(self, residual: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """Root-mean-square norm of residual, float32 [T, hidden_size], in the model's dtype.
-
-        `F.rms_norm` takes six operators on a CPU, this four: x / sqrt(mean(x^2) + eps) = x * sqrt(n) / hypot(|x|, sqrt(n * eps)).
-        """
-        length = torch.hypot(torch.linalg.vector_norm(residual, dim=-1, keepdim=True), self._norm_floor)
-        return (residual * factor).div_(length).to(self.dtype)
+        for layer, (input_norm, post_norm), layer_kv in zip(self._layers, self._norms, kv_cache.layers, strict=True):
+            residual += math.attend(layer, input_norm(residual), rotation, batch, layer_kv)
+            residual += math.feed_forward(layer, post_norm(residual))
+        return self._last_norm(residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> float32 logits [R, vocab_size]."""
         return self._head(hidden) if self._tiled is None else self._tiled.logits(hidden)
-
-
-def _norm_factor(weight: torch.Tensor) -> torch.Tensor:
-    """A norm's weight, float32, times the square root of its length."""
-    return weight.float() * len(weight) ** 0.5

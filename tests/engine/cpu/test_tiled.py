@@ -14,7 +14,8 @@ from specwire.engine.kernels.linear import DenseLinear, LogitsHead
 from specwire.engine.kernels.packed_linear import DigitLinear, Q4Weight
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig, RopeConfig
-from specwire.engine.models.decoder import Decoder, LayerWeights
+from specwire.engine.models.decoder import Decoder
+from specwire.engine.models.layer import LayerWeights
 from specwire.engine.models.loader import dummy_model
 from specwire.engine.runner import ModelRunner
 from specwire.errors import UnsupportedError
