@@ -32,6 +32,13 @@ class Drafts(NamedTuple):
     scores: list[float] = []  # noqa: RUF012 - never written
 
 
+def describe_lookup(method: str, model_id: str, *, max_num_drafts: int, max_model_len: int, max_num_seqs: int) -> ServiceDescription:
+    """`Method.description` of one that looks tokens up: it takes any vocabulary and needs no device."""
+    return ServiceDescription(
+        model_id, "", 0, max_model_len=max_model_len, max_num_draft_tokens=max_num_drafts, max_num_seqs=max_num_seqs, method=method, device="cpu"
+    )
+
+
 class Method(Protocol):
     """Drafts for many sequences. One thread owns it, from its making on; a call never waits for anything but the work it does.
 

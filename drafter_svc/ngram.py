@@ -9,7 +9,7 @@ from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
-from .method import UNLIMITED_MODEL_LEN, Ask, Drafts
+from .method import UNLIMITED_MODEL_LEN, Ask, Drafts, describe_lookup
 from .tokens import TokenArray, to_array
 
 
@@ -68,15 +68,12 @@ class Ngram:
 
     @property
     def description(self) -> ServiceDescription:
-        return ServiceDescription(
-            model_id=f"ngram-{self._min_len}-{self._max_len}",
-            instance_id="",
-            vocab_size=0,
+        return describe_lookup(
+            "ngram",
+            f"ngram-{self._min_len}-{self._max_len}",
+            max_num_drafts=self._max_num_drafts,
             max_model_len=self._max_model_len,
-            max_num_draft_tokens=self._max_num_drafts,
             max_num_seqs=self._max_num_seqs,
-            method="ngram",
-            device="cpu",
         )
 
     @property

@@ -7,7 +7,7 @@ from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
-from .method import UNLIMITED_MODEL_LEN, Ask, Drafts
+from .method import UNLIMITED_MODEL_LEN, Ask, Drafts, describe_lookup
 from .suffix_corpus import ANCHORS, PastOutputs
 from .suffix_match import NO_CONTEXT, NO_PATH, NO_TOKEN, Ends, Limits, Path, Windows, best_path
 from .tokens import PaddedTokens, TokenArray, to_array
@@ -59,15 +59,12 @@ class Suffix:
 
     @property
     def description(self) -> ServiceDescription:
-        return ServiceDescription(
-            model_id=f"suffix-{self._limits.max_depth}",
-            instance_id="",
-            vocab_size=0,
+        return describe_lookup(
+            "suffix",
+            f"suffix-{self._limits.max_depth}",
+            max_num_drafts=self._max_num_drafts,
             max_model_len=self._max_model_len,
-            max_num_draft_tokens=self._max_num_drafts,
             max_num_seqs=self._max_num_seqs,
-            method="suffix",
-            device="cpu",
         )
 
     @property

@@ -6,24 +6,41 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.cli.commands.bench import AllowErrors, Chat, IgnoreEos, ReadyTimeout, Retries, Seed, Temperature, Timeout, TopK, TopP
+from specwire.cli.commands.measuring import (
+    AllowErrors,
+    Categories,
+    Chat,
+    IgnoreEos,
+    OutputLen,
+    PromptFile,
+    PromptsPerCategory,
+    ReadyTimeout,
+    Retries,
+    Seed,
+    Temperature,
+    Timeout,
+    TopK,
+    TopP,
+    Weights,
+    split_names,
+)
 from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
 from specwire.config import DEFAULT_ADDRESS
 
 
 @app.command()
 def advise(
-    prompts: Annotated[Path, typer.Option(help="JSONL file with `prompt` or `turns`, and optionally `category` and `weight`.")],
+    prompts: PromptFile,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
     chat: Chat = False,
-    categories: Annotated[str, typer.Option(help="Categories with commas between them. [default: all]")] = "",
-    weights: Annotated[str, typer.Option(help="How much each category counts, such as chat=3,coding=1. [default: by prompt]")] = "",
-    num_prompts: Annotated[int | None, typer.Option(help="Most prompts of each category. [default: all]")] = None,
-    output_len: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    categories: Categories = "",
+    weights: Weights = "",
+    num_prompts: PromptsPerCategory = None,
+    output_len: OutputLen = 256,
     max_concurrency: Annotated[int, typer.Option(help="Requests at once while acceptance is measured.")] = 8,
     concurrency: Annotated[str, typer.Option(help="Requests at once while steps are measured, with commas between them. [default: 1,4,16,...]")] = "",
     step_len: Annotated[int, typer.Option(help="Tokens of each answer while steps are measured.")] = 64,
@@ -53,7 +70,7 @@ def advise(
                 address=address,
                 prompts=prompts,
                 chat=chat,
-                categories=tuple(filter(None, (name.strip() for name in categories.split(",")))),
+                categories=split_names(categories),
                 weights=parse_weights(weights),
                 num_prompts=num_prompts,
                 max_tokens=output_len,

@@ -6,26 +6,31 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
+from specwire.cli.commands.measuring import (
+    AllowErrors,
+    Categories,
+    Chat,
+    IgnoreEos,
+    MaxDraftTokens,
+    Output,
+    OutputLen,
+    PromptFile,
+    PromptsPerCategory,
+    ReadyTimeout,
+    Retries,
+    Seed,
+    Temperature,
+    Timeout,
+    TopK,
+    TopP,
+    Weights,
+    split_names,
+)
 from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
 from specwire.config import DEFAULT_ADDRESS
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a running coordinator.")
 app.add_typer(bench, name="bench")
-
-Temperature = Annotated[float, typer.Option(help="0 always takes the most likely token.")]
-TopP = Annotated[float, typer.Option(help="Probability mass that may be sampled from.")]
-TopK = Annotated[int, typer.Option(help="Number of most likely tokens that may be sampled; 0 = all.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn; request i samples with seed + i.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Answers have their full length.")]
-MaxDraftTokens = Annotated[int | None, typer.Option(help="Most drafts verified a step; 0 = no speculation. [default: the server's K]")]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask the prompts as questions, in the model's chat template.")]
-Timeout = Annotated[float | None, typer.Option(help="Seconds that a request may take. [default: no limit]")]
-Retries = Annotated[
-    int, typer.Option(help="How often a request is sent again that failed before its first token for want of a coordinator or of room.")
-]
-ReadyTimeout = Annotated[float, typer.Option(help="Seconds to wait for the coordinator to serve.")]
-Output = Annotated[Path | None, typer.Option(help="File for the report as JSON.")]
-AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with status 0 in spite of failed requests.")]
 
 
 @bench.command()
@@ -38,7 +43,7 @@ def serve(
     prompts: Annotated[Path | None, typer.Option(help="JSONL file with `prompt` or `turns`. [default: made-up token ids]")] = None,
     chat: Chat = False,
     input_len: Annotated[int, typer.Option(help="Tokens of a made-up prompt.")] = 128,
-    output_len: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    output_len: OutputLen = 128,
     length_distribution: Annotated[str, typer.Option(help="Of made-up prompts and their answers: fixed, uniform or lognormal.")] = "fixed",
     length_spread: Annotated[float, typer.Option(help="uniform: mean x (1 - spread) to mean x (1 + spread); lognormal: sigma.")] = 0.5,
     prefix_len: Annotated[int, typer.Option(help="Tokens that all made-up prompts begin with, on top of input-len.")] = 0,
@@ -104,17 +109,17 @@ def serve(
 
 @bench.command()
 def accept(
-    prompts: Annotated[Path, typer.Option(help="JSONL file with `prompt` or `turns`, and optionally `category` and `weight`.")],
+    prompts: PromptFile,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
     chat: Chat = False,
-    categories: Annotated[str, typer.Option(help="Categories with commas between them. [default: all]")] = "",
-    weights: Annotated[str, typer.Option(help="How much each category counts, such as chat=3,coding=1. [default: by prompt]")] = "",
-    num_prompts: Annotated[int | None, typer.Option(help="Most prompts of each category. [default: all]")] = None,
-    output_len: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    categories: Categories = "",
+    weights: Weights = "",
+    num_prompts: PromptsPerCategory = None,
+    output_len: OutputLen = 256,
     max_concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 8,
     seed: Seed = 0,
     temperature: Temperature = 0.0,
@@ -139,7 +144,7 @@ def accept(
             address=address,
             prompts=prompts,
             chat=chat,
-            categories=tuple(filter(None, (name.strip() for name in categories.split(",")))),
+            categories=split_names(categories),
             weights=parse_weights(weights),
             num_prompts=num_prompts,
             max_tokens=output_len,
