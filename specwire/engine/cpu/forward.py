@@ -16,6 +16,7 @@ from specwire.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from specwire.engine.batch import RaggedBatch
+    from specwire.engine.features.pages import Taps
     from specwire.engine.models.layer import LayerWeights
 
 _FEATURES = 16
@@ -65,18 +66,20 @@ class TiledForward:
         self._scratch = torch.empty(0)
         self._buffers: dict[Word, torch.Tensor] = {}
 
-    def forward(self, batch: "RaggedBatch", residual: torch.Tensor, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: "RaggedBatch", residual: torch.Tensor, kv_layers: Sequence[torch.Tensor], taps: "Taps") -> torch.Tensor:
         """Computes T tokens and writes their KV. Returns float32 hidden states after the final norm [T, hidden_size].
 
         Args:
             batch: on the CPU.
             residual: its embeddings, float32 [T, hidden_size], overwritten.
             kv_layers: a layer each, bfloat16 [num_blocks, block_size, 2, num_kv_heads, head_dim].
+            taps: takes the residual stream in front of layers; what it wants splits the pass.
         """
         num_rows = batch.num_tokens
         self._table[:, LayerWord.KV] = [layer.data_ptr() for layer in kv_layers]
         words = self._prepare(num_rows)
         self._reserve_scratch(words, int(batch.seq_lens.max()))
+        taps.take(0, residual)
         out = torch.empty(num_rows, self._config.hidden_size)
         tables = batch.block_tables.long().numpy()
         segments = np.arange(len(tables)).repeat(np.diff(batch.row_starts))  # of each token
@@ -92,7 +95,12 @@ class TiledForward:
         for phase, (num_blocks, per_piece) in self._products.items():
             words[Word.PIECE_BLOCKS + phase] = per_piece
             counts[phase] = -(-num_blocks // per_piece)
-        self._run(words, counts, self._num_layers, row_pieces)
+        first = 0
+        for last in sorted(layer_id for layer_id in taps.layer_ids if layer_id > 0):
+            self._run_layers(words, counts, first, last)
+            taps.take(last, residual)
+            first = last
+        self._run_layers(words, counts, first, self._num_layers, row_pieces)
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -109,6 +117,13 @@ class TiledForward:
         counts[0], counts[1] = -(-num_rows // int(words[Word.ROWS_PER_PIECE])), -(-head.num_blocks // per_piece)
         self._run(words, counts, 1, 0)
         return out[:, : head.vocab_size]
+
+    def _run_layers(self, words: np.ndarray, counts: Sequence[int], first: int, last: int, num_last: int = 0) -> None:
+        """Runs layers first .. last - 1, then num_last pieces of the final norm."""
+        if last == first and not num_last:
+            return
+        words[Word.LAYERS], words[Word.NUM_LAYERS] = self._table[first:].ctypes.data, last - first
+        self._run(words, counts, last - first, num_last)
 
     def _run(self, words: np.ndarray, counts: Sequence[int], num_layers: int, num_last: int) -> None:
         """Runs num_layers times phases of so many pieces, then num_last pieces."""
@@ -161,13 +176,11 @@ class TiledForward:
         config = self._config
         final_norm, cos, signed_sin = self._constants
         for word, value in {
-            Word.NUM_LAYERS: self._num_layers,
             Word.HIDDEN: config.hidden_size,
             Word.INNER: config.intermediate_size,
             Word.HEADS: config.num_heads,
             Word.KV_HEADS: config.num_kv_heads,
             Word.DIM: config.head_dim,
-            Word.LAYERS: self._table.ctypes.data,
             Word.FLOATS: self._floats.data_ptr(),
             Word.FINAL_NORM: final_norm.data_ptr(),
             Word.COS: cos.data_ptr(),

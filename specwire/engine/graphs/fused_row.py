@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from specwire.engine.graphs.backends import Attention, Backend, PassInputs
+from specwire.engine.heads.source import FINAL_LAYER
 from specwire.engine.kernels.fused_row import normed_row_linear
 from specwire.engine.kernels.linear import Linear
 from specwire.engine.kernels.options import KernelOptions
@@ -28,7 +29,9 @@ def run_fused_row(
         row_linear(x, weight, linear.bias, start=options.row_start(weight.numel()), residual=residual)
 
     residual = F.embedding(inputs.token_ids, weights.embedding)
-    for layer, layer_kv in zip(weights.layers, kv_cache.layers, strict=True):
+    taps = kv_cache.taps()
+    for index, (layer, layer_kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
+        taps.take(index, residual)
         qkv = normed(layer.input_norm, layer.qkv).view(1, num_heads + 2 * num_kv_heads, head_dim)
         query = backend.layers.rotary_kv_write(
             qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps,
@@ -36,7 +39,11 @@ def run_fused_row(
         )  # fmt: skip
         add(attention(query, layer_kv, inputs).view(1, num_heads * head_dim), layer.o)
         add(normed(layer.post_norm, layer.gate_up, gates=True), layer.down)
-    return backend.layers.add_rms_norm(None, residual, weights.final_norm, eps, weights.head.plain_weight)
+    hidden = backend.layers.add_rms_norm(None, residual, weights.final_norm, eps, weights.head.plain_weight)
+    taps.take(config.num_layers, residual)
+    taps.take(FINAL_LAYER, hidden)
+    kv_cache.write_features(taps, inputs.slot_mapping)
+    return hidden
 
 
 def _plain(linear: Linear) -> torch.Tensor:

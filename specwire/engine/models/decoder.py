@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from specwire.engine.batch import RaggedBatch
+from specwire.engine.features.pages import Taps
+from specwire.engine.heads.source import FINAL_LAYER
 from specwire.engine.kernels.linear import LogitsHead
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
@@ -92,15 +94,25 @@ class Decoder:
         )
 
     def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Computes the batch's tokens and writes their KV. Returns hidden states after the final norm [T, hidden_size]."""
+        """Computes the batch's tokens and writes their KV and features. Returns hidden states after the final norm [T, hidden_size]."""
+        taps = kv_cache.taps()
         if self._tiled is not None:
-            return self._tiled.forward(batch, F.embedding(batch.token_ids, self._embedding).float(), kv_cache.layers)
+            hidden = self._tiled.forward(batch, F.embedding(batch.token_ids, self._embedding).float(), kv_cache.layers, taps)
+        else:
+            hidden = self._forward(batch, kv_cache, taps)
+        taps.take(FINAL_LAYER, hidden)
+        kv_cache.write_features(taps, batch.slot_mapping)
+        return hidden
+
+    def _forward(self, batch: RaggedBatch, kv_cache: KVCache, taps: Taps) -> torch.Tensor:
         math = self._math
         rotation = math.rotation(batch.positions)
         residual = F.embedding(batch.token_ids, self._embedding).float()  # [T, hidden_size]
-        for layer, (input_norm, post_norm), layer_kv in zip(self._layers, self._norms, kv_cache.layers, strict=True):
+        for index, (layer, (input_norm, post_norm), layer_kv) in enumerate(zip(self._layers, self._norms, kv_cache.layers, strict=True)):
+            taps.take(index, residual)
             residual += math.attend(layer, input_norm(residual), rotation, batch, layer_kv)
             residual += math.feed_forward(layer, post_norm(residual))
+        taps.take(len(self._layers), residual)
         return self._last_norm(residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
