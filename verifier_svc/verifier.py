@@ -22,6 +22,7 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
 
 from .executor import Executor
+from .features import FeatureBooks
 from .launched import LaunchedRound, Unrun
 from .plan import Segment, plan_row
 from .promises import promised_blocks
@@ -46,9 +47,13 @@ class Verifier:
         executor: runs the target model; it bounds how many rounds may be launched and not read.
         limits: what is accepted.
         enable_prefix_cache: reuse the KV of equal prefixes of equal tenants.
+        feature_address: where drafters reach this verifier for features; empty = where the coordinator does.
+
+    Attributes:
+        features: of the open sequences; None if the model is run without heads.
     """
 
-    def __init__(self, executor: Executor, limits: VerifierLimits, *, enable_prefix_cache: bool = True) -> None:
+    def __init__(self, executor: Executor, limits: VerifierLimits, *, enable_prefix_cache: bool = True, feature_address: str = "") -> None:
         self.limits = limits
         self.counts = TokenCounts()
         self.num_waits = 0
@@ -57,6 +62,8 @@ class Verifier:
         self._executor = executor
         self._blocks = BlockManager(executor.kv_cache.num_blocks, executor.kv_cache.block_size, enable_prefix_cache=enable_prefix_cache)
         self._slots: dict[int, Slot] = {}
+        pages = executor.kv_cache.features
+        self.features = None if pages is None else FeatureBooks(pages, limits.max_num_seqs, feature_address)
         self._reader = RoundReader(self._blocks, self.counts)
 
     @property
@@ -127,6 +134,7 @@ class Verifier:
             rows=launched.rows,
             free_blocks=self.num_free_blocks,
             num_padded_tokens=launched.num_padded_tokens,
+            features=[] if self.features is None else self.features.handles(request.session, launched.segments, self._blocks),
         )
 
     def reset(self) -> None:
@@ -177,6 +185,8 @@ class Verifier:
         if slot.sampling is not None:
             slot.keeps_history = self._executor.samples_on_host(slot.sampling)
             self._executor.open(slot)
+            if self.features is not None:
+                self.features.open(slot)
         else:
             logger.warning("request %r cannot be served: %s", message.request_id, slot.error)
 
@@ -186,6 +196,8 @@ class Verifier:
             return
         del self._slots[ref.slot]
         slot.is_closed = True
+        if self.features is not None and slot.sampling is not None:
+            self.features.close(slot)
         if slot.num_unread_rows:
             slot.cached_blocks = self._blocks.cached_blocks(ref.slot)
         self._blocks.close(ref.slot, forget=bool(slot.error))

@@ -18,6 +18,7 @@ from specwire.messages.common import (
 )
 from specwire.messages.describe import DraftCost, FeatureSet, ServiceDescription, TokenizerSpec, VerifyCost
 from specwire.messages.draft import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult
+from specwire.messages.features import FeaturePull, FeatureRange, PulledFeatures
 from specwire.messages.generate import (
     ChoiceDelta,
     DraftReport,
@@ -49,6 +50,8 @@ __all__ = [
     "DrafterStatus",
     "ErrorStatus",
     "FeatureHandle",
+    "FeaturePull",
+    "FeatureRange",
     "FeatureSet",
     "FinishReason",
     "GenerateRequest",
@@ -57,6 +60,7 @@ __all__ = [
     "LogitOverlay",
     "PolicyStatus",
     "Proposals",
+    "PulledFeatures",
     "RoundTiming",
     "RowStatus",
     "ServiceDescription",

@@ -89,6 +89,10 @@ class FeatureHandle:
     new_block_ids: list[int]
     first_position: int
     num_positions: int
+    generation: int
+    place: int
+    address: str = ""
+    server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

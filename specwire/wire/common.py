@@ -134,6 +134,10 @@ def pack_feature(feature: FeatureHandle) -> pb.FeatureHandle:
         new_block_ids=pack_int32(feature.new_block_ids),
         first_position=feature.first_position,
         num_positions=feature.num_positions,
+        generation=feature.generation,
+        place=feature.place,
+        address=feature.address,
+        server_name=feature.server_name,
     )
 
 
@@ -147,6 +151,10 @@ def unpack_feature(message: pb.FeatureHandle) -> FeatureHandle:
         unpack_int32(message.new_block_ids, "features.new_block_ids"),
         message.first_position,
         message.num_positions,
+        message.generation,
+        message.place,
+        message.address,
+        message.server_name,
     )
 
 

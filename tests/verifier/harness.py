@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from specwire.engine.batch import Segment
+from specwire.engine.features.pages import make_pool
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
+from specwire.engine.heads.source import FeatureSource
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig, RopeConfig
 from specwire.engine.models.decoder import Decoder
@@ -66,6 +68,8 @@ def make_verifier(
     num_blocks: int = 64,
     num_in_flight: int = 2,
     enable_prefix_cache: bool = True,
+    features: Sequence[FeatureSource] = (),
+    shares_features: bool = False,
     **limits: object,
 ) -> Verifier:
     """A verifier on a tiny model.
@@ -73,10 +77,12 @@ def make_verifier(
     Args:
         executor: model (runner), or rounds: the round runner, on a CPU with the kernels' twins.
         num_in_flight: rounds that may be launched and not read, if executor is rounds.
+        features: of heads; in shared memory if shares_features.
         limits: fields of VerifierLimits.
     """
     model = model or tiny_model()
-    kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device)
+    pool = make_pool(features, max_num_seqs=8, num_blocks=num_blocks) if shares_features else None
+    kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device, features=features, feature_pool=pool)
     values: dict = {
         "vocab_size": model.config.vocab_size, "max_model_len": 256, "max_num_seqs": 8, "max_num_draft_tokens": 8, "max_num_batched_tokens": 256,
     }  # fmt: skip

@@ -14,7 +14,7 @@ SAMPLING = SamplingParams(
     repetition_penalty=1.25, stop=("a", "ß"), include_stop_str_in_output=True, stop_token_ids=(5, 6), ignore_eos=True, logit_bias={3: -1.5, 4: 2.0},
     allowed_token_ids=(1, 2, 3), bad_words_token_ids=((1,), (2, 3)), logprobs=3, max_draft_tokens=4, priority=-2,
 )  # fmt: skip
-FEATURE = m.FeatureHandle(9, 1, 2, "hash", "unix:features", [4, 5], 16, 3)
+FEATURE = m.FeatureHandle(9, 1, 2, "hash", "17/5/token", [4, 5], 16, 3, 2**62, 6, "unix:features", "verifier")
 TIMING = m.RoundTiming(1, 2, 3, 4)
 OUTCOMES = [[m.ConditionalOutcome(0, 7, [1, 2], [0.5, 0.25]), m.ConditionalOutcome(2, 8, [], [])], []]
 

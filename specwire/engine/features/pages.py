@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from specwire.engine.features.pool import FeaturePool
+from specwire.engine.features.pool import FeaturePool, PoolLayout, PoolSet
 from specwire.engine.heads.source import FINAL_LAYER, FeatureSource
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import InvalidArgumentError
@@ -97,6 +97,12 @@ class FeaturePages:
         """Stores what a pass over T tokens has left, at their slots [T]."""
         for head in self.heads:
             head.write(taps.states, slot_mapping)
+
+
+def make_pool(sources: Sequence[FeatureSource], max_num_seqs: int, num_blocks: int, block_size: int = 16) -> FeaturePool:
+    """Shared memory for the features of a KV cache of so many blocks."""
+    sets = [PoolSet(source.hash, source.width * source.dtype.itemsize) for source in sources]
+    return FeaturePool.create(PoolLayout.make(max_num_seqs, num_blocks, block_size, sets))
 
 
 def project(source: FeatureSource, states: Sequence[torch.Tensor]) -> torch.Tensor:

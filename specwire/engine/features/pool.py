@@ -139,6 +139,15 @@ class FeaturePool:
         return np.frombuffer(self.pages(set_hash), dtype=np.uint8).reshape(-1, one.bytes_per_token)
 
 
+def token_slots(block_ids: Sequence[int], first: int, count: int, block_size: int) -> np.ndarray:
+    """Rows of positions first .. first + count - 1 in pages that are taken as one row a token, int64 [count]."""
+    positions = np.arange(first, first + count)
+    first_block = first // block_size
+    table = np.array(block_ids[first_block : -(-(first + count) // block_size)], dtype=np.int64)
+    slots: np.ndarray = table[positions // block_size - first_block] * block_size + positions % block_size
+    return slots
+
+
 def _read_layout(descriptor: int) -> PoolLayout | None:
     try:
         header = os.pread(descriptor, _HEADER_BYTES, 0)
