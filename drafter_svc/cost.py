@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specwire.messages import DraftCost, DraftOpen, RowStatus
 from specwire.sampling_params import SamplingParams
 
-from .method import Ask, Method
+from .method import MEASUREMENT_TENANT, Ask, Method
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,6 @@ def measure_draft_cost(
     return DraftProfile(costs, ms_per_kv_token)
 
 
-_TENANT = b"measurement of draft costs"
-"""Keeps made-up tokens out of what is looked up for anyone's requests."""
-
-
 class _Bench:
     """Synthetic sequences 0 to num_open - 1, and what calls took. most: the largest K."""
 
@@ -90,7 +86,7 @@ class _Bench:
     def open_up_to(self, num_seqs: int, num_tokens: int) -> None:
         for seq_id in range(self.num_open, num_seqs):
             token_ids = self.token_ids(seq_id, 0, num_tokens)
-            self.method.open(seq_id, DraftOpen(seq_id, 0, token_ids, num_tokens, SamplingParams(), seq_id, tenant_cache_key=_TENANT))
+            self.method.open(seq_id, DraftOpen(seq_id, 0, token_ids, num_tokens, SamplingParams(), seq_id, tenant_cache_key=MEASUREMENT_TENANT))
             self.num_open += 1
         self.catch_up()
 

@@ -13,6 +13,10 @@ UNLIMITED_MODEL_LEN = 2**31 - 1
 """max_model_len of a method that takes sequences of any length."""
 
 
+MEASUREMENT_TENANT = b"measurement of draft costs"
+"""Of sequences with made-up tokens: keeps them out of what is looked up for anyone's requests; their features are made up, too."""
+
+
 class Ask(NamedTuple):
     """One sequence to draft for: at most num_drafts tokens, 0 or more."""
 

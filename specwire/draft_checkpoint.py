@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+HEAD_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+"""Those whose drafts are made of the target's hidden states."""
 _HEADS = ("eagle3", "eagle", "dflash", "dspark", "medusa", "mlp_speculator")
 """The longer name before the one that it begins with."""
 
@@ -15,7 +17,7 @@ def infer_method(model: str) -> str:
         return "ngram"
     if model == "suffix":
         return "suffix"
-    return _method_of(_read_config(model))
+    return method_of(_read_config(model))
 
 
 def _read_config(model: str) -> Mapping[str, Any]:
@@ -27,7 +29,8 @@ def _read_config(model: str) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _method_of(config: Mapping[str, Any]) -> str:
+def method_of(config: Mapping[str, Any]) -> str:
+    """The method that the content of a config.json is for."""
     architectures = config.get("architectures")
     names = [config.get("speculators_model_type"), config.get("model_type"), *(architectures if isinstance(architectures, list) else [])]
     plain = [name.lower().replace("-", "_") for name in names if isinstance(name, str)]

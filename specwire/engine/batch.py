@@ -52,8 +52,10 @@ class RaggedBatch:
         dtype: torch.dtype,
         *,
         plans_attention: bool = True,
+        is_causal: bool = True,
     ) -> "RaggedBatch":
-        """Flattens segments. Heads, device and dtype are the model's; attention masks are made to fit them if it plans attention."""
+        """Flattens segments. Heads, device and dtype are the model's; attention masks are made to fit them if it plans attention. Without
+        is_causal every token of a segment attends to all of the segment."""
         assert segments, "a batch needs at least one segment"
         query_lens = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
         starts = np.array([s.start_position for s in segments], dtype=np.int64)
@@ -82,6 +84,8 @@ class RaggedBatch:
             cu_seqlens_q=tensor(cu_seqlens_q.astype(np.int32)),
             seq_lens=tensor(seq_lens.astype(np.int32)),
             block_tables=tensor(block_tables),
-            attention_plan=plan_attention(cu_seqlens_q, seq_lens, slots, query_heads_per_kv_head, device, dtype) if plans_attention else None,
+            attention_plan=plan_attention(cu_seqlens_q, seq_lens, slots, query_heads_per_kv_head, device, dtype, is_causal=is_causal)
+            if plans_attention
+            else None,
             row_starts=tuple(cu_seqlens_q.tolist()),
         )

@@ -114,7 +114,14 @@ def slot_table(block_tables: np.ndarray, block_size: int) -> np.ndarray:
 
 
 def plan_attention(
-    cu_seqlens_q: np.ndarray, seq_lens: np.ndarray, slots: np.ndarray, group: int, device: torch.device | str, dtype: torch.dtype
+    cu_seqlens_q: np.ndarray,
+    seq_lens: np.ndarray,
+    slots: np.ndarray,
+    group: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    *,
+    is_causal: bool = True,
 ) -> AttentionPlan:
     """Cuts a batch into calls.
 
@@ -124,13 +131,14 @@ def plan_attention(
         slots: what `slot_table` gave.
         group: query heads to a key/value head.
         device, dtype: the queries'.
+        is_causal: else every query of a segment sees all of its positions.
     """
     query_lens = cu_seqlens_q[1:] - cu_seqlens_q[:-1]
     is_packed = query_lens <= MAX_PACKED_QUERIES
-    calls = [_packed_call(rows, cu_seqlens_q, seq_lens, slots, group, device, dtype) for rows in _groups(is_packed.nonzero()[0], seq_lens)]
+    calls = [_packed_call(rows, cu_seqlens_q, seq_lens, slots, group, device, dtype, is_causal) for rows in _groups(is_packed.nonzero()[0], seq_lens)]
     for row in (~is_packed).nonzero()[0].tolist():
         first, last = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1])
-        calls.extend(_prefill_calls(first, last, slots[row, : seq_lens[row]], device, dtype))
+        calls.extend(_prefill_calls(first, last, slots[row, : seq_lens[row]], device, dtype, is_causal))
     return AttentionPlan(tuple(calls))
 
 
@@ -145,7 +153,14 @@ def _groups(rows: np.ndarray, seq_lens: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _packed_call(
-    rows: np.ndarray, cu_seqlens_q: np.ndarray, seq_lens: np.ndarray, slots: np.ndarray, group: int, device: torch.device | str, dtype: torch.dtype
+    rows: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    seq_lens: np.ndarray,
+    slots: np.ndarray,
+    group: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    is_causal: bool,
 ) -> AttentionCall:
     first, lengths = cu_seqlens_q[rows], seq_lens[rows]
     query_lens = cu_seqlens_q[rows + 1] - first
@@ -154,7 +169,8 @@ def _packed_call(
     picked = np.where(positions < lengths[:, None], _first_columns(slots[rows], num_positions), slots[rows, :1])  # [S, L]
     mask = None
     if num_queries > 1 or (lengths != num_positions).any():
-        last_visible = np.minimum((lengths - query_lens)[:, None] + np.arange(num_queries), lengths[:, None] - 1)  # [S, Q]
+        first_ends = lengths - (query_lens if is_causal else 1)
+        last_visible = np.minimum(first_ends[:, None] + np.arange(num_queries), lengths[:, None] - 1)  # [S, Q]
         mask = _mask(positions <= last_visible.repeat(group, axis=1)[:, :, None], device, dtype)
 
     query_rows: torch.Tensor | slice
@@ -182,7 +198,9 @@ def _packed_call(
     )
 
 
-def _prefill_calls(first: int, last: int, slots: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Iterator[AttentionCall]:
+def _prefill_calls(
+    first: int, last: int, slots: np.ndarray, device: torch.device | str, dtype: torch.dtype, is_causal: bool
+) -> Iterator[AttentionCall]:
     """Calls for the token rows first .. last of one segment whose positions have the given slots."""
     seq_len = len(slots)
     start = seq_len - (last - first)
@@ -191,8 +209,9 @@ def _prefill_calls(first: int, last: int, slots: np.ndarray, device: torch.devic
     all_slots = torch.from_numpy(padded).to(device)
     for begin in range(first, last, MAX_QUERY_SLICE):
         end = min(begin + MAX_QUERY_SLICE, last)
-        num_positions = _padded_length(start + end - first)
-        visible = np.arange(num_positions) <= np.arange(start + begin - first, start + end - first)[:, None]  # [Q, L]
+        num_positions = _padded_length(start + end - first if is_causal else seq_len)
+        last_visible = np.arange(start + begin - first, start + end - first) if is_causal else np.full(end - begin, seq_len - 1)
+        visible = np.arange(num_positions) <= last_visible[:, None]  # [Q, L]
         yield AttentionCall(
             query_rows=slice(begin, end),
             output_rows=None,

@@ -1,0 +1,96 @@
+"""Runs a head over the rows of sequences: what all kinds of heads have in common."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from specwire.engine.counts import PassCounts
+from specwire.engine.graphs.draft_runner import DraftTokens
+from specwire.engine.graphs.draft_upload import DraftSampling
+from specwire.engine.heads.vocabulary import Vocabulary
+from specwire.engine.sampling.draft import DraftSamples, sample_draft
+
+
+class HeadRow(NamedTuple):
+    """Rows of one sequence whose features are known, and how many drafts are to follow them.
+
+    Args:
+        slot: opened before, and of no other row of the call.
+        start: the first one's number; KV of all rows before is computed.
+        token_ids: their tokens.
+        features: [len(token_ids), width].
+        block_table: the sequence's blocks in order, covering the rows and `num_lookahead` more.
+        num_drafts: 0 = only KV is wanted; else the rows are the sequence's last ones.
+        last_token: of the sequence.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    features: torch.Tensor
+    block_table: Sequence[int]
+    num_drafts: int
+    last_token: int
+
+    @property
+    def end(self) -> int:
+        """Rows of the sequence up to the last of these."""
+        return self.start + len(self.token_ids)
+
+
+class HeadForward(Protocol):
+    """Forward passes over sequences in slots, whose blocks the caller owns."""
+
+    shift: int
+    """How far behind its position the last token is that a row is made of."""
+    num_repeated: int
+    """Rows that must be among those computed with drafts, though their KV is there."""
+
+    @property
+    def counts(self) -> PassCounts: ...
+
+    def num_lookahead(self, num_drafts: int) -> int:
+        """Rows of KV behind those of the committed tokens that so many drafts write."""
+        ...
+
+    def open(self, slot: int, sampling: DraftSampling) -> None:
+        """A new sequence in a slot."""
+        ...
+
+    def compute(self, rows: Sequence[HeadRow]) -> None:
+        """Writes KV of rows."""
+        ...
+
+    def draft(self, rows: Sequence[HeadRow]) -> list[DraftTokens]:
+        """Writes KV of rows and drafts behind them."""
+        ...
+
+
+class HeadSampler:
+    """Draws drafts with the target's noise, in the target's ids."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._sampling: dict[int, DraftSampling] = {}
+
+    def open(self, slot: int, sampling: DraftSampling) -> None:
+        """A new sequence in a slot."""
+        self._sampling[slot] = sampling
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> float32 [R, draft_vocab_size]."""
+        return self._vocabulary.head(hidden)
+
+    def draw(self, logits: torch.Tensor, slots: Sequence[int], indices: Sequence[int]) -> DraftSamples:
+        """One token for each row of logits [R, draft_vocab_size], each of a slot and with the noise of an index."""
+        sampling = [self._sampling[slot] for slot in slots]
+        return sample_draft(
+            logits,
+            temperatures=[one.temperature for one in sampling],
+            keys=[one.key for one in sampling],
+            indices=indices,
+            choices=[one.choice for one in sampling],
+            target_ids=self._vocabulary.target_ids,
+            target_vocab_size=self._vocabulary.size,
+        )

@@ -1,0 +1,79 @@
+"""EAGLE-3 (https://arxiv.org/abs/2503.01840): a layer over embedding and fused hidden states of several layers, side by side."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from specwire.engine.batch import RaggedBatch
+from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.head import Layers
+from specwire.engine.heads.tensors import HeadReader, HeadTensors
+from specwire.engine.heads.vocabulary import read_vocabulary
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.layer import LayerMath, RmsNorm
+from specwire.errors import InvalidArgumentError, UnsupportedError
+
+
+class Eagle3Head:
+    """See `specwire.engine.heads.head.SequentialHead`. The features are fc of the hidden states, which the verifier computes.
+
+    Args:
+        reader: the checkpoint.
+        config: its description.
+        target: folder of the target, whose embedding and output layer it may share.
+        num_positions: tokens that a sequence may reach.
+    """
+
+    def __init__(self, reader: HeadReader, config: HeadConfig, target: Path | None, num_positions: int) -> None:
+        shape, eps = config.layers, config.layers.rms_norm_eps
+        hidden = shape.hidden_size
+        self.vocabulary = read_vocabulary(reader, config, target)
+        self._math = LayerMath(shape, reader.dtype, reader.device, num_positions)
+        self._first = reader.layer("layers.0", in_features=2 * hidden)
+        self._input_norm = RmsNorm(self._first.input_norm, eps, reader.dtype)
+        self._hidden_norm = RmsNorm(reader.single("layers.0.hidden_norm.weight", hidden), eps, reader.dtype)
+        self._post_norm = RmsNorm(self._first.post_norm, eps, reader.dtype)
+        self._others = Layers(self._math, [reader.layer(f"layers.{i}") for i in range(1, shape.num_layers)], shape, reader.dtype, first=1)
+        self._norm = RmsNorm(reader.single("norm.weight", hidden), eps, reader.dtype)
+        # Folders of the library always say it; in plain ones its absence means what the paper's code does.
+        self._norm_before_residual = config.flag("norm_before_residual", config.is_speculators)
+        self._norm_output = config.flag("norm_output")
+
+    def forward(self, batch: RaggedBatch, features: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+        rotation = self._math.rotation(batch.positions)
+        hidden = features.float()
+        normed = self._hidden_norm(hidden)
+        embedded = self._input_norm(F.embedding(batch.token_ids, self.vocabulary.embedding).float())
+        attended = self._math.attend(self._first, torch.cat((embedded, normed), -1), rotation, batch, kv_cache.layers[0])
+        residual = (normed.float() if self._norm_before_residual else hidden) + attended
+        residual += self._math.feed_forward(self._first, self._post_norm(residual))
+        return self._others.run(residual, rotation, batch, kv_cache)
+
+    def output(self, residual: torch.Tensor) -> torch.Tensor:
+        return self._norm(residual)
+
+    def carry(self, residual: torch.Tensor) -> torch.Tensor:
+        return self._norm(residual).float() if self._norm_output else residual
+
+
+def fusion(config: HeadConfig, tensors: HeadTensors, num_states: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
+    """The projection [hidden_size, num_states * target_hidden_size], and the norms in front of it.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: the checkpoint is no such head.
+    """
+    width = config.target_hidden_size
+    if not config.flag("use_aux_hidden_state", default=True):
+        raise UnsupportedError(f"{config.name}: use_aux_hidden_state false is not built; use a head over hidden states of several layers")
+    if "fc.bias" in tensors:
+        raise UnsupportedError(f"{config.name} has a tensor fc.bias, which is not built; use a head without it")
+    before, each = config.flag("norm_before_fc"), config.flag("fc_norm")
+    if before and each:
+        raise InvalidArgumentError(f"{config.name}: norm_before_fc and fc_norm are both true, but exclude each other; save the head again")
+    norms: tuple[torch.Tensor, ...] | None = None
+    if before:
+        norms = (tensors.read("input_norm.weight", (num_states * width,)),)
+    elif each:
+        norms = tuple(tensors.read(f"fc_norm.{i}.weight", (width,)) for i in range(num_states))
+    return tensors.read("fc.weight", (config.layers.hidden_size, num_states * width)), norms

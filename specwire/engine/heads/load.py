@@ -1,0 +1,88 @@
+"""From a folder to a head that drafts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.dflash import DFlashHead
+from specwire.engine.heads.dspark import DSparkHead
+from specwire.engine.heads.eagle import EagleHead
+from specwire.engine.heads.eagle3 import Eagle3Head
+from specwire.engine.heads.features import check_method, source_of
+from specwire.engine.heads.kinds import open_head
+from specwire.engine.heads.mtp import MtpHead
+from specwire.engine.heads.source import FeatureSource
+from specwire.engine.heads.tensors import HeadReader
+from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.loader import parse_dtype
+from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, check_weights
+from specwire.errors import UnsupportedError
+
+Head = EagleHead | Eagle3Head | MtpHead | DFlashHead | DSparkHead
+
+
+class _MakeHead(Protocol):
+    def __call__(self, reader: HeadReader, config: HeadConfig, target: Path | None, num_positions: int) -> Head: ...
+
+
+_HEADS: dict[str, _MakeHead] = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead, "dflash": DFlashHead, "dspark": DSparkHead}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A head and what there is to know of it."""
+
+    head: Head
+    config: HeadConfig
+    source: FeatureSource
+    dtype: torch.dtype
+    device: torch.device
+    weights_hash: str
+    max_model_len: int
+    """Tokens that a sequence may reach."""
+
+
+def load_head(
+    folder: Path,
+    method: str,
+    *,
+    target: Path | None = None,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    weights: str = "auto",
+) -> LoadedHead:
+    """Loads a head.
+
+    Args:
+        folder: of the checkpoint.
+        method: that it must be for.
+        target: the target's folder: its size and vocabulary are compared with the head's, and it gives what they share.
+        max_model_len: tokens that a sequence may reach; None = as many as the target takes, or, without one, as the head's file says.
+        dtype: auto (bfloat16), float32 or bfloat16.
+        weights: of the linear layers, on a CPU: auto, int8, bf16 or fp32; auto takes bf16, and where the CPU is made for it 8 bits for the
+            output layer.
+
+    Raises:
+        SpecwireError: the folder holds no head for this method and target, or the numbers asked for are not built.
+    """
+    check_weights(WeightsRequest(weights, None if dtype == "auto" else parse_dtype(dtype)), device)
+    if weights == "int4":
+        raise UnsupportedError("weights int4 is not built for draft heads; take int8, bf16 or fp32, or leave weights at auto")
+    config, tensors = open_head(folder)
+    check_method(config, method)
+    shape = None
+    if target is not None:
+        shape = ModelConfig.from_folder(target)
+        config.check_target(shape)
+    number = FORMAT_DTYPES[weights] if weights != "auto" else torch.bfloat16 if dtype == "auto" else parse_dtype(dtype)
+    place = torch.device(device)
+    limit = max_model_len or (shape or config.layers).max_position_embeddings
+    # Nobody has asked for exact numbers, and drafts need none; the output layer is most of a head's work.
+    output_weights = "int8" if weights == dtype == "auto" and place.type == "cpu" else weights
+    reader = HeadReader(tensors, config.layers, number, place, weights="" if weights == "auto" else weights, output_weights=output_weights)
+    head = _HEADS[method](reader, config, target, limit)
+    return LoadedHead(head, config, source_of(config, tensors, shape), number, place, tensors.hash, limit)

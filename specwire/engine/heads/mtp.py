@@ -1,0 +1,50 @@
+"""MTP as MiMo has it (https://arxiv.org/abs/2505.07608): one more layer over the norms of embedding and last hidden state."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from specwire.engine.batch import RaggedBatch
+from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.head import Layers
+from specwire.engine.heads.tensors import HeadReader
+from specwire.engine.heads.vocabulary import read_vocabulary
+from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.layer import LayerMath, RmsNorm
+from specwire.errors import UnsupportedError
+
+_PREFIX = "mtp_layers.0"
+
+
+class MtpHead:
+    """See `specwire.engine.heads.head.SequentialHead`; arguments as `Eagle3Head`. The one layer is run again for every draft."""
+
+    def __init__(self, reader: HeadReader, config: HeadConfig, target: Path | None, num_positions: int) -> None:
+        count = config.number("num_nextn_predict_layers", 1)
+        if count != 1:
+            raise UnsupportedError(f"{config.name}: num_nextn_predict_layers is {count}, but only 1 is built; use a checkpoint with one MTP layer")
+        shape, hidden, eps = config.layers, config.layers.hidden_size, config.layers.rms_norm_eps
+        self.vocabulary = read_vocabulary(reader, config, target)
+        self._dtype = reader.dtype
+        self._math = LayerMath(shape, reader.dtype, reader.device, num_positions)
+        self._token_norm = RmsNorm(reader.single(f"{_PREFIX}.token_layernorm.weight", hidden), eps, reader.dtype)
+        self._hidden_norm = RmsNorm(reader.single(f"{_PREFIX}.hidden_layernorm.weight", hidden), eps, reader.dtype)
+        self._proj = reader.linear([f"{_PREFIX}.input_proj"], (hidden,), 2 * hidden)
+        self._layers = Layers(self._math, [reader.layer(_PREFIX)], shape, reader.dtype)
+        self._norm = RmsNorm(reader.single(f"{_PREFIX}.final_layernorm.weight", hidden), eps, reader.dtype)
+        # MiMo's own files and the speculators library put the two halves in opposite orders.
+        self._embedding_first = config.is_speculators
+
+    def forward(self, batch: RaggedBatch, features: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+        embedded = self._token_norm(F.embedding(batch.token_ids, self.vocabulary.embedding).float())
+        hidden = self._hidden_norm(features.float())
+        halves = (embedded, hidden) if self._embedding_first else (hidden, embedded)
+        residual = self._proj(torch.cat(halves, -1)).float()
+        return self._layers.run(residual, self._math.rotation(batch.positions), batch, kv_cache)
+
+    def output(self, residual: torch.Tensor) -> torch.Tensor:
+        return self._norm(residual)
+
+    def carry(self, residual: torch.Tensor) -> torch.Tensor:
+        return self._norm(residual).float()
