@@ -25,8 +25,11 @@ def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> C
         default = "" if field.name == SPECULATIVE else f" (default {format_value(field.default) or 'none'})"
         text = f"{field.metadata['help']}{default}"
         switch: dict[str, Any] = {"nargs": "?", "const": True} if hints[field.name] is bool else {}
+        if typing.get_origin(hints[field.name]) is tuple:
+            switch = {"action": "extend"}  # several in one flag, or a flag for each
         parser.add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text, **switch)
     given = vars(parser.parse_args(arguments))
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     section = kind.__name__.removesuffix("Config").lower()
     try:
         return resolve(kind, section, [*_file_sources(given.pop("config")), Source({section: flags_layer(given)})]).config

@@ -13,6 +13,7 @@ Config = TypeVar("Config")
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_PORT = 50050
+DEFAULT_HTTP_PORT = 8000
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 """Where the coordinator serves, and clients call, if nobody says otherwise."""
 DEFAULT_FILE = "specwire.yaml"
@@ -27,6 +28,7 @@ _FORMATS = "auto|int4|int8|bf16|fp32"
 _WEIGHTS = "how a CPU keeps the weights: auto (the fastest that the checkpoint's numbers allow), int4, int8, bf16 or fp32"
 _UTILIZATION = "share of the device's memory that this process may use in all, on CUDA; kv_cache_memory goes before it"
 _ONE_DEVICE = "a model must fit on one device: take a smaller model or dtype, and for more throughput several verifiers"
+_SHARING = "auto|always|never"
 _DEVICES = r"cpu|cuda(:\d+)?"
 MAX_REPLICAS = 64
 """Of verifiers and of drafters that `specwire up` starts."""
@@ -74,6 +76,11 @@ class VerifierConfig:
     num_kv_blocks: int = option(0, "KV blocks; 0 = as many as the memory for them holds", low=0)
     kv_cache_dtype: str = option("auto", "dtype of keys and values: auto is the model's", instead="leave it, and lower max_num_seqs or max_model_len")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
+    features: tuple[str, ...] = option((), "folders of draft heads whose features of the target are kept beside its KV")
+    share_features: str = option(
+        "auto", "drafters of this host and user read features in memory: always, never, or auto (unless TLS is on)", pattern=_SHARING
+    )
+    feature_address: str = option("", "where drafters reach this verifier for features; empty = where the coordinator does", lowest_port=1)
     max_outstanding_rounds: int = option(2, "rounds that may be in flight (W)", low=1)
     profile_context_len: int = option(8192, "tokens of context behind which costs are measured at the start, as far as they fit", low=1)
     use_cuda_graphs: bool = option(True, "on CUDA run rounds as captured graphs; no = kernel by kernel, to look for faults")
@@ -190,10 +197,47 @@ class CoordinatorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The section of the OpenAI-compatible HTTP service."""
+
+    listen: tuple[str, ...] = option((f"127.0.0.1:{DEFAULT_HTTP_PORT}",), "addresses to serve on: host:port or unix:path", lowest_port=0)
+    coordinator: str = option(DEFAULT_ADDRESS, "the coordinator to call: host:port or unix:path", lowest_port=1)
+    processes: int = option(1, "processes that share the addresses, and add up in one scrape", low=1, high=MAX_REPLICAS)
+    served_model_name: tuple[str, ...] = option((), "names that requests may give as model, the one in answers first; none = the coordinator's")
+    cors_origins: tuple[str, ...] = option((), "origins of web pages that may call, such as https://chat.example.com, or *; none = only its own")
+    vllm_metrics: bool = option(False, "vLLM's names of metrics beside ours, with the coordinator's numbers")
+    max_body_mb: int = option(16, "largest body of a request in MiB", low=1, high=MAX_MESSAGE_MB)
+    max_message_mb: int = option(64, "largest gRPC message in MiB; at most the coordinator's", low=1, high=MAX_MESSAGE_MB)
+    keep_alive_s: int = option(75, "seconds for which an idle connection is kept", low=1)
+    grace_s: float = option(10.0, "most seconds from SIGTERM until running requests must have ended", low=0)
+    health_listen: str = option("", "address of the gRPC health service: host:port or unix:path; none = no such service", lowest_port=0)
+    tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
+    tls_key: str = option("", "PEM file of its key")
+    tls_ca: str = option("", "PEM file of the authorities that clients' certificates must come from, with tls_client_auth")
+    tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
+    coordinator_tls_ca: str = option("", "PEM file of the authorities of the coordinator, which is called with TLS then")
+    coordinator_tls_cert: str = option("", "PEM file of the certificate chain to show to the coordinator")
+    coordinator_tls_key: str = option("", "PEM file of its key")
+    trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
+    trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
+    trace_sample_ratio: float = option(1.0, "share of the requests that are traced, where their clients do not decide it", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        _check_tls(self)
+        check_both("--coordinator-tls-cert", self.coordinator_tls_cert, "--coordinator-tls-key", self.coordinator_tls_key)
+        sockets = [address for address in self.listen if address.startswith("unix:")]
+        if self.processes > 1 and sockets:
+            raise InvalidArgumentError(f"--listen has {sockets[0]}, but --processes is {self.processes}, which share TCP ports only; leave one out")
+
+
+@dataclass(frozen=True, slots=True)
 class UpConfig:
     """What only `specwire up` knows."""
 
     port: int = option(DEFAULT_PORT, "port on 127.0.0.1 for clients; 0 = any free one", low=0, high=65535)
+    http: bool = option(True, "serve the OpenAI-compatible HTTP API, too")
+    http_port: int = option(DEFAULT_HTTP_PORT, "port on 127.0.0.1 of the HTTP API; 0 = any free one", low=0, high=65535)
     verifiers: int = option(1, "number of verifiers, each with a copy of the target model", low=1, high=MAX_REPLICAS)
     drafters: int = option(1, "number of drafters, where the list of drafters does not say it; 0 = plain decoding", low=0, high=MAX_REPLICAS)
     startup_timeout_s: float = option(600.0, "how long each service may take to become healthy", low=0.1)
@@ -271,7 +315,7 @@ def check_both(first: str, first_value: str, second: str, second_value: str) -> 
         raise InvalidArgumentError(f"{given} is given without {missing}; a certificate needs its key: give both or none")
 
 
-def _check_tls(config: VerifierConfig | DrafterConfig | CoordinatorConfig) -> None:
+def _check_tls(config: VerifierConfig | DrafterConfig | CoordinatorConfig | HttpConfig) -> None:
     check_both("--tls-cert", config.tls_cert, "--tls-key", config.tls_key)
     if config.tls_client_auth and not (config.tls_cert and config.tls_ca):
         raise InvalidArgumentError("--tls-client-auth is true, which needs --tls-cert and --tls-ca; give both, or leave it out")

@@ -37,6 +37,9 @@ OTHER: dict[str, Any] = {
     "tls_ca": "ca.pem",
     "tls_client_auth": True,
     "api_keys": "keys.yaml",
+    "features": ("heads/a", "heads/b"),
+    "share_features": "never",
+    "feature_address": "10.0.0.1:7",
     "speculative_config": SpeculativeConfig(num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 2, 3),)),
 }
 
@@ -77,6 +80,12 @@ def test_every_field_travels_as_a_flag(kind: type) -> None:
 )
 def test_a_switch_needs_no_value(arguments: list[str], expected: bool) -> None:
     assert parse_flags(VerifierConfig, "service", arguments).skip_tokenizer is expected
+
+
+def test_a_list_is_given_with_commas_or_flag_by_flag() -> None:
+    expected = ("heads/a", "heads/b", "heads/c")
+    for arguments in (["--features", "heads/a,heads/b", "--features=heads/c"], ["--features=heads/a, heads/b,heads/c"]):
+        assert parse_flags(VerifierConfig, "service", arguments).features == expected
 
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1)

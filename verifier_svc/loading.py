@@ -19,6 +19,7 @@ from specwire.tokenizer import Tokenizer
 from specwire.version import build_version
 
 from .forward import ModelExecutor
+from .heads import describe_features, feature_sources
 from .profile_timers import profile_verifier
 from .round_executor import RoundExecutor
 from .sizing import LESS_WORK, make_kv_cache, make_round_runner, max_model_len
@@ -72,8 +73,10 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
         logger.warning(
             "the tokenizer has %d ids, but the model only %d: requests with the ids above are refused", tokenizer.vocab_size, model.config.vocab_size
         )
+    with phases.phase("heads"):
+        sources = feature_sources(config, model.config)
     with phases.phase("KV cache"):
-        runner = ModelRunner(model, make_kv_cache(config, model))
+        runner = ModelRunner(model, make_kv_cache(config, model, sources))
     limits = _limits(config, runner)
     with phases.phase("capture"), explain_out_of_memory("capture the graphs of all rounds", config.device, LESS_WORK):
         rounds = _make_rounds(config, runner, limits, weights_bytes)
@@ -95,6 +98,7 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
         block_size=runner.kv_cache.block_size,
         num_blocks=runner.kv_cache.num_blocks,
         graph_sizes=() if rounds is None else tuple(rounds.graph_sizes),
+        feature_sets=describe_features(sources),
         verify_cost=cost,
         build=build_version(),
         eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else model.config.eos_token_ids,
@@ -104,7 +108,7 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
     )
     logger.info("loaded %s (%s, %s, weights %s) in %s", model_id, description.dtype, description.device, model.weights_hash[:12], phases)
     return LoadedVerifier(
-        verifier=Verifier(executor, limits, enable_prefix_cache=config.enable_prefix_caching),
+        verifier=Verifier(executor, limits, enable_prefix_cache=config.enable_prefix_caching, feature_address=config.feature_address),
         description=description,
         tokenizer=replace(tokenizer, max_model_len=limits.max_model_len) if tokenizer is not None else None,
     )

@@ -33,6 +33,8 @@ FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that 
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 BAD_TRACEPARENTS = _counter("bad_traceparents", "traceparents of rounds that name no span")
+FEATURE_RANGES = _counter("feature_ranges", "ranges of positions whose features drafters asked for over gRPC, by what became of them", "status")
+FEATURE_BYTES = _counter("feature_bytes", "bytes of features that went to drafters over gRPC")
 READY = _gauge("ready", "1 once the model is loaded")
 HELD = _gauge("held", "1 while a coordinator holds this verifier")
 OPEN = _gauge("open_sequences", "open slots")
@@ -40,12 +42,13 @@ BLOCKS = _gauge("kv_blocks", "KV blocks")
 BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks that can't be taken now")
 IN_FLIGHT = _gauge("rounds_in_flight", "rounds that were launched and are not read")
 FORWARD = _histogram("forward_seconds", "running a round, once the round before it is done: planning its rows, forward pass, sampling, acceptance")
+FEATURES = _histogram("feature_seconds", "reading the features of one answer over gRPC")
 QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
     ROUNDS, ROWS, TOKENS, PADDED_TOKENS, DRAFT_TOKENS, ACCEPTED_TOKENS, PREFIX_TOKENS, PREFIX_HITS, GRAPH_ROUNDS, EAGER_ROUNDS,
-    OUTSIDE_ROWS, WAITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, HELD, OPEN, BLOCKS,
-    BLOCKS_USED, IN_FLIGHT, FORWARD, QUEUE,
+    OUTSIDE_ROWS, WAITS, SESSIONS, TAKEOVERS, REFUSED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, FEATURE_RANGES, FEATURE_BYTES,
+    READY, HELD, OPEN, BLOCKS, BLOCKS_USED, IN_FLIGHT, FORWARD, QUEUE, FEATURES,
 )  # fmt: skip
 
 
@@ -66,6 +69,7 @@ class VerifierMetrics:
         self.is_held = False
         self.forward = Histogram(STEP_BOUNDS)
         self.queue = Histogram(STEP_BOUNDS)
+        self.features = Histogram(STEP_BOUNDS)
         self._verifier: Verifier | None = None
 
     def watch(self, certificates: ServerCertificates | None) -> None:
@@ -87,6 +91,10 @@ class VerifierMetrics:
         rows = {} if verifier is None else dict(verifier.num_rows)
         for status in RowStatus:
             yield Sample(ROWS, (status.name.lower(),), rows.get(status, 0))
+        books = None if verifier is None else verifier.features
+        ranges = {} if books is None else dict(books.num_pulled)
+        for status in (RowStatus.OK, RowStatus.STALE, RowStatus.BAD):
+            yield Sample(FEATURE_RANGES, (status.name.lower(),), ranges.get(status, 0))
         num_blocks = 0 if verifier is None else verifier.num_blocks
         for metric, value in (
             (ROUNDS, self.forward.count),
@@ -108,6 +116,7 @@ class VerifierMetrics:
             (SPANS, 0 if self._tracer is None else self._tracer.num_recorded),
             (LOST_SPANS, 0 if self._tracer is None else self._tracer.num_dropped + self._tracer.num_failed),
             (BAD_TRACEPARENTS, 0 if self._tracer is None else self._tracer.num_bad_traceparents),
+            (FEATURE_BYTES, 0 if books is None else books.num_pulled_bytes),
             (READY, int(verifier is not None)),
             (HELD, int(self.is_held)),
             (OPEN, 0 if verifier is None else verifier.num_open_slots),
@@ -118,3 +127,4 @@ class VerifierMetrics:
             yield Sample(metric, (), value)
         yield Sample(FORWARD, (), self.forward)
         yield Sample(QUEUE, (), self.queue)
+        yield Sample(FEATURES, (), self.features)

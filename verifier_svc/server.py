@@ -17,18 +17,21 @@ from specwire.tls import ServerTls
 from specwire.tracing import Tracer
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
-from specwire.wire import verify
+from specwire.wire import features, verify
 
 from .metrics import VerifierMetrics
 from .session import SessionGate, VerifySession
 from .worker import RoundWorker
 
 if TYPE_CHECKING:  # loading brings torch, which takes seconds; the addresses are bound and answer before that
+    from .feature_streams import FeatureStreams
     from .loading import LoadedVerifier
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specwire.v1.VerifierService"
+_ANSWER_HEADER_BYTES = 4096
+"""Of a message with features, beside them."""
 _LAST_WAIT_S = 1.0
 """What the worker threads get at the end to finish what they do."""
 
@@ -36,7 +39,9 @@ _LAST_WAIT_S = 1.0
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Answers UNAVAILABLE until `serve` hands it a loaded verifier."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: VerifierMetrics) -> None:
+        self._metrics = metrics
+        self._features: FeatureStreams | None = None
         self._gate: SessionGate | None = None
         self._description: pb.VerifierServiceDescribeResponse | None = None
         self._tokenizer: pb.VerifierServiceGetTokenizerResponse | None = None
@@ -49,7 +54,17 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             size, limit = self._tokenizer.ByteSize(), loaded.description.max_message_bytes
             if size > limit:
                 raise ResourceExhaustedError(f"the tokenizer takes {size} bytes, but a message may have {limit}; raise max_message_mb")
+        books = loaded.verifier.features
+        if books is not None:
+            from .feature_streams import FeatureStreams  # brings torch, which is there by now
+
+            self._features = FeatureStreams(books, loaded.description.max_message_bytes - _ANSWER_HEADER_BYTES, self._metrics)
         self._gate = gate
+
+    def end_pulls(self) -> None:
+        """Drafters may keep their streams for ever: they end now."""
+        if self._features is not None:
+            self._features.end()
 
     async def Describe(self, request: pb.VerifierServiceDescribeRequest, context: grpc.aio.ServicerContext) -> pb.VerifierServiceDescribeResponse:
         self._ready_gate()
@@ -84,6 +99,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         finally:
             reader.cancel()
             gate.leave(session)
+
+    async def PullFeatures(
+        self, request_iterator: AsyncIterator[pb.PullFeaturesRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.PullFeaturesResponse]:
+        self._ready_gate()
+        if self._features is None:
+            raise UnsupportedError("this verifier keeps no features; start it with --features and the folder of the draft head")
+        pulls = (features.unpack_pull(request) async for request in request_iterator)
+        async for pulled in self._features.answers(pulls):
+            yield features.pack_pulled(pulled)
 
     def _ready_gate(self) -> SessionGate:
         if self._gate is None:
@@ -136,7 +161,7 @@ class VerifierServer:
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier-reader")
         self.metrics = VerifierMetrics(tracer)
-        self._servicer = VerifierServicer()
+        self._servicer = VerifierServicer(self.metrics)
         self._gate: SessionGate | None = None
         self._server = Server(
             addresses,
@@ -187,6 +212,7 @@ class VerifierServer:
         await self._server.set_serving(False)
         if self._gate is not None:
             self._gate.shut()
+        self._servicer.end_pulls()
         await self._server.stop(grace_s)
         if self._gate is not None:
             self._gate.evict()

@@ -1,11 +1,14 @@
 """What a verifier has room for: KV blocks, the longest sequence, and the rounds that its runner is made for."""
 
 import logging
+from collections.abc import Sequence
 
 from specwire.config import VerifierConfig
+from specwire.engine.features.pages import make_pool
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
-from specwire.engine.kv_cache import KVCache
+from specwire.engine.heads.source import FeatureSource
+from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.memory import CPU_KV_BYTES, decide_kv_cache_bytes, measure_needs, read_device_memory
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.out_of_memory import explain_out_of_memory
@@ -17,18 +20,22 @@ LESS_WORK = "lower max_num_seqs, max_num_batched_tokens or num_speculative_token
 """What to do where rounds do not fit beside the KV cache."""
 
 
-def make_kv_cache(config: VerifierConfig, model: Decoder) -> KVCache:
+def make_kv_cache(config: VerifierConfig, model: Decoder, features: Sequence[FeatureSource] = ()) -> KVCache:
     """Blocks as configured; on a CUDA device, where nothing is configured, as many as fit beside everything else.
+
+    Args:
+        features: what heads read; their memory is the KV cache's, too.
 
     Raises:
         InvalidArgumentError: kv_cache_memory holds no block.
         ResourceExhaustedError: the device's memory does not suffice.
     """
-    bytes_per_block = KVCache.bytes_per_block(model.config, model.dtype)
-    num_blocks = config.num_kv_blocks or _kv_bytes(config, model, bytes_per_block) // bytes_per_block
+    bytes_per_block = KVCache.bytes_per_block(model.config, model.dtype, features=features)
+    num_blocks = config.num_kv_blocks or _kv_bytes(config, model, features, bytes_per_block) // bytes_per_block
     if num_blocks < 1:
         raise InvalidArgumentError(f"kv_cache_memory is {config.kv_cache_memory} bytes, but one KV block takes {bytes_per_block}; raise it")
-    return KVCache(model.config, num_blocks, model.dtype, model.device)
+    pool = make_pool(features, config.max_num_seqs, num_blocks, BLOCK_SIZE) if features and _shares_features(config, model) else None
+    return KVCache(model.config, num_blocks, model.dtype, model.device, features=features, feature_pool=pool)
 
 
 def make_round_runner(config: VerifierConfig, model: Decoder, kv_cache: KVCache, max_model_len: int) -> RoundRunner:
@@ -66,10 +73,24 @@ def _wanted_model_len(config: VerifierConfig, model: Decoder) -> int:
     return wanted
 
 
-def _kv_bytes(config: VerifierConfig, model: Decoder, bytes_per_block: int) -> int:
+def _shares_features(config: VerifierConfig, model: Decoder) -> bool:
+    """Whether drafters of this host may read features in memory, and a line in the log where they may not."""
+    if model.device.type != "cpu":
+        reason = f"they are on {model.device}"
+    elif config.share_features == "never":
+        reason = "share_features is never"
+    elif config.share_features == "auto" and config.tls_cert:
+        reason = "with TLS memory is shared only if share_features is always"
+    else:
+        return True
+    logger.info("features go to drafters over gRPC alone: %s", reason)
+    return False
+
+
+def _kv_bytes(config: VerifierConfig, model: Decoder, features: Sequence[FeatureSource], bytes_per_block: int) -> int:
     if config.kv_cache_memory or model.device.type != "cuda":
         return config.kv_cache_memory or CPU_KV_BYTES
     longest = _wanted_model_len(config, model)
     with explain_out_of_memory("run the largest round, even without a KV cache,", model.device, LESS_WORK):
-        needs = measure_needs(model, lambda kv_cache: make_round_runner(config, model, kv_cache, longest))
+        needs = measure_needs(model, lambda kv_cache: make_round_runner(config, model, kv_cache, longest), features)
     return decide_kv_cache_bytes(needs, read_device_memory(model.device), config.gpu_memory_utilization, bytes_per_block)

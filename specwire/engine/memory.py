@@ -2,12 +2,13 @@
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from specwire.engine.heads.source import FeatureSource
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.out_of_memory import format_bytes
@@ -124,16 +125,17 @@ def read_device_memory(device: torch.device) -> DeviceMemory:
     return DeviceMemory(total, free)
 
 
-def measure_needs(model: Decoder, make_runner: Callable[[KVCache], WarmedUp]) -> MemoryNeeds:
+def measure_needs(model: Decoder, make_runner: Callable[[KVCache], WarmedUp], features: Sequence[FeatureSource] = ()) -> MemoryNeeds:
     """Builds a runner over a KV cache of one block, runs its largest work once, and lets it go.
 
     Args:
         model: on a CUDA device, and alone there in this process.
         make_runner: as it will be made for good.
+        features: what heads read, whose making takes memory, too.
     """
     device = model.device
     weights = allocated_bytes(device)
-    runner = make_runner(KVCache(model.config, 1, model.dtype, device))
+    runner = make_runner(KVCache(model.config, 1, model.dtype, device, features=features))
     buffers = allocated_bytes(device) - weights
     torch.cuda.reset_peak_memory_stats(device)
     runner.warm_up()
@@ -148,6 +150,8 @@ def log_memory(parts: Mapping[str, int], device: torch.device, kv_cache: KVCache
     """Logs a table of a CUDA device's memory, a line each: parts of this process by name, its KV cache, the rest of what it holds, what is free."""
     blocks = f"KV cache: {kv_cache.num_blocks} blocks of {kv_cache.block_size} tokens, and a scratch block"
     parts = {**parts, blocks: sum(layer.nbytes for layer in kv_cache.layers)}
+    if kv_cache.features is not None:
+        parts["features of draft heads, by block, too"] = kv_cache.features.num_bytes
     free, total = torch.cuda.mem_get_info(device)
     rest = torch.cuda.memory_reserved(device) - sum(parts.values())
     rows = {**parts, "graphs, scratch, and what the allocator keeps": rest, f"free of {format_bytes(total)}": free}

@@ -16,6 +16,7 @@ from specwire.engine.memory import DeviceMemory, MemoryNeeds
 from specwire.errors import ResourceExhaustedError, SpecwireError
 from specwire.messages import RowStatus
 from specwire.speculative_config import SpeculativeConfig
+from tests.engine.features.sources import eagle_source
 from verifier_svc import loading, sizing
 
 from .harness import Rounds, tiny_config
@@ -42,11 +43,11 @@ def model(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
 
     class Cache(KVCache):
-        def __init__(self, _config: object, num_blocks: int, _dtype: torch.dtype, _device: torch.device) -> None:
+        def __init__(self, _config: object, num_blocks: int, _dtype: torch.dtype, _device: torch.device, **_features: object) -> None:
             made.append(num_blocks)
 
     monkeypatch.setattr(sizing, "KVCache", Cache)
-    monkeypatch.setattr(sizing, "measure_needs", lambda _model, make_runner: model.needs)
+    monkeypatch.setattr(sizing, "measure_needs", lambda _model, make_runner, features: model.needs)
     monkeypatch.setattr(sizing, "read_device_memory", lambda device: DeviceMemory(4096 * MIB, 4000 * MIB))
     return model
 
@@ -64,6 +65,33 @@ def test_blocks_on_a_gpu(model: SimpleNamespace, changes: dict, num_bytes: int) 
     sizing.make_kv_cache(VerifierConfig(device="cuda", **changes), model)
     bytes_per_block = KVCache.bytes_per_block(model.config, model.dtype)
     assert model.made == [pytest.approx(num_bytes / bytes_per_block, abs=1)]
+
+
+def test_features_take_a_part_of_the_blocks(model: SimpleNamespace) -> None:
+    sources = [eagle_source(32, dtype=torch.bfloat16)]
+    for features in ((), sources):
+        sizing.make_kv_cache(VerifierConfig(device="cuda", kv_cache_memory=100 * MIB), model, features)
+    assert model.made == [100 * MIB // KVCache.bytes_per_block(model.config, model.dtype, features=features) for features in ((), sources)]
+    assert model.made[1] < model.made[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        ({}, True),
+        ({"share_features": "never"}, False),
+        ({"tls_cert": "c", "tls_key": "k"}, False),
+        ({"tls_cert": "c", "tls_key": "k", "share_features": "always"}, True),
+    ],
+)
+def test_where_features_are_shared(changes: dict, shares: bool) -> None:
+    """In memory with whoever may read this process's; with TLS only if that is asked for."""
+    cpu = SimpleNamespace(config=tiny_config(), dtype=torch.float32, device=torch.device("cpu"))
+    cache = sizing.make_kv_cache(VerifierConfig(num_kv_blocks=3, **changes), cpu, [eagle_source(32)])
+    assert cache.features is not None
+    assert (cache.features.pool is not None) == shares
+    if cache.features.pool is not None:
+        assert len(cache.features.pool.words) == VerifierConfig().max_num_seqs
 
 
 def test_blocks_that_are_counted_need_no_measurement(model: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +118,7 @@ def test_the_runner_is_measured_as_it_will_be_made(model: SimpleNamespace, monke
         device="cuda", max_num_seqs=7, max_num_batched_tokens=99, max_outstanding_rounds=3, use_cuda_graphs=False,
         speculative_config=SpeculativeConfig(num_speculative_tokens=4),
     )  # fmt: skip
-    monkeypatch.setattr(sizing, "measure_needs", lambda _model, make_runner: (make_runner(None), model.needs)[1])
+    monkeypatch.setattr(sizing, "measure_needs", lambda _model, make_runner, _features: (make_runner(None), model.needs)[1])
     sizing.make_kv_cache(settings, model)
     [(limits, options)] = made
     assert (limits.max_num_seqs, limits.max_num_draft_tokens, limits.max_num_batched_tokens, limits.max_model_len) == (7, 4, 99, 512)
@@ -183,6 +211,8 @@ def test_a_process_keeps_to_its_share(wide_folder: Path) -> None:
 
 @pytest.mark.gpu
 def test_too_much_for_a_gpu_is_explained(wide_folder: Path) -> None:
-    message = r"cannot allocate \d+ KV blocks .* on cuda: out of memory \(.*asked for; .* are free, this process holds .*\); lower kv_cache_memory"
+    message = (
+        r"cannot allocate \d+ KV blocks .* on cuda:\d+: out of memory \(.*asked for; .* are free, this process holds .*\); lower kv_cache_memory"
+    )
     with pytest.raises(ResourceExhaustedError, match=message):
         loading.load_verifier(config(wide_folder, device="cuda", kv_cache_memory=1 << 46, skip_tokenizer=True), "me")
