@@ -53,14 +53,18 @@ class Engine:
         """Seconds from the first launch until the first tokens of `count` new prompts are on the host."""
         length, most = self._sizes.num_prompt_tokens, self._sizes.max_num_batched_tokens
         prompts = torch.randint(3, self.model.config.vocab_size, (count, length)).tolist()
-        for slot in range(count):
-            self.runner.open(slot, self.sampling)
+        self.reopen(count)
         self.synchronize()
         started = time.perf_counter()
         step = max(1, most // length)
         chunks = [range(begin, min(begin + step, count)) for begin in range(0, count, step)]
         self._run([RoundRow(slot, 0, prompts[slot], 0, self._table(slot, length), self.sampling) for slot in chunk] for chunk in chunks)
         return time.perf_counter() - started
+
+    def reopen(self, count: int) -> None:
+        """Back to the end of the prompts of the last prefill: `decode` can be repeated."""
+        for slot in range(count):
+            self.runner.open(slot, self.sampling)
 
     def decode(self, count: int) -> float:
         """Seconds of the steps behind a prefill, two in flight, each from tokens that only the device has."""

@@ -1,13 +1,15 @@
 """What the services add to the engine: plain decoding of dummy models through verifier, drafter (K = 0) and coordinator on loopback.
 
 The engine alone runs in turns with them, on the same GPU, behind the same rounds. A step is (time of all tokens - time of 1 token) / steps, from the
-client's first message to the last token of the slowest sequence; the best of the repeats, as the peer was measured. Then one more batch whose first
-request is traced: where a step's time goes.
+client's first message to the last token of the slowest sequence; the best of the repeats, as the peer was measured. Prompts are the same in every
+repeat and come from the verifier's prefix cache: they are no part of a step. Then one more batch whose first request is traced: where a step's
+time goes.
 """
 
 import gc
 import tempfile
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from benchmarks.gpu import peer
 from benchmarks.gpu.breakdown import TraceKey, break_down, read_traces
 from benchmarks.gpu.engine_alone import Engine
 from benchmarks.gpu.engine_models import LLAMA_8B, SMOLLM2_135M, TINY, save_shape
+from benchmarks.gpu.load import random_prompts, run_batch
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slice, Slices, make_parser
 from benchmarks.gpu.stack import TCP, UNIX, Peers, Served, drafter_config, no_drafts, serve_coordinator, serve_peers, verifier_config
 from specwire.engine.models.config import ModelConfig
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"llama8b-unix": 160, "llama8b-tcp": 105, "llama8b-w1": 105, "smollm-unix": 70, "smollm-tcp": 25, "smollm-w1": 25}
+SLICES = {"llama8b-unix": 90, "llama8b-tcp": 40, "llama8b-w1": 40, "smollm-unix": 35, "smollm-tcp": 15, "smollm-w1": 15}
 """The first one of a model also pays for starting it."""
 _MODELS = {"llama8b": ("llama-8b", LLAMA_8B), "smollm": ("smollm2-135m", SMOLLM2_135M)}
 _VARIANTS = {"unix": (UNIX, 2), "tcp": (TCP, 2), "w1": (UNIX, 1)}
@@ -44,24 +47,28 @@ async def measure_model(slices: Slices, model: str, names: list[str], sizes: Siz
         folder = Path(name)
         speculative = SpeculativeConfig(num_speculative_tokens=sizes.num_draft_tokens)
         verifier = verifier_config(folder, save_shape(config, folder / label), sizes, device, speculative)
+        verifier = replace(verifier, enable_prefix_caching=True, num_kv_blocks=2 * verifier.num_kv_blocks)
+        prompts = random_prompts(config.vocab_size, sizes.max_num_seqs, sizes.num_prompt_tokens)
         drafter = drafter_config(folder, sizes, "cpu", speculative)
         async with serve_peers(folder, sizes, config.vocab_size, verifier, drafter) as peers:
             for slice_name in names:
                 transport, num_rounds = _VARIANTS[slice_name.partition("-")[2]]
                 with slices.open(slice_name) as part:
                     part.note(model=label, transport=transport, max_outstanding_rounds=num_rounds)
-                    await measure_variant(part, peers, engine, label, transport, num_rounds)
+                    await measure_variant(part, peers, engine, prompts, label, transport, num_rounds)
 
 
-async def measure_variant(part: Slice, peers: Peers, engine: Engine, label: str, transport: str, num_rounds: int) -> None:
+async def measure_variant(
+    part: Slice, peers: Peers, engine: Engine, prompts: Sequence[list[int]], label: str, transport: str, num_rounds: int
+) -> None:
     """Every number of sequences through one coordinator, then the traces."""
     sizes = peers.sizes
     traced: list[tuple[dict[str, Any], TraceKey, list[tuple[int, int]]]] = []
     async with serve_coordinator(peers, transport, no_drafts(sizes), max_outstanding_rounds=num_rounds) as served:
         for count in sizes.concurrency:
-            row = await compare(served, engine, label, count)
+            row = await compare(served, engine, prompts[:count], label)
             key = TraceKey.random()
-            generated = await served.generate(count, sizes.num_steps + 1, traceparent=key.traceparent)
+            generated = await run_batch(served.channel, list(prompts[:count]), sizes.num_steps + 1, traceparent=key.traceparent)
             traced.append((row, key, generated.arrivals))
             part.add(row)
     spans = await read_traces(peers.trace_file, [key for _, key, _ in traced])
@@ -70,18 +77,22 @@ async def measure_variant(part: Slice, peers: Peers, engine: Engine, label: str,
     part.note(breakdown="traces of the first request of one more batch")
 
 
-async def compare(served: Served, engine: Engine, label: str, count: int) -> dict[str, Any]:
+async def compare(served: Served, engine: Engine, prompts: Sequence[list[int]], label: str) -> dict[str, Any]:
     """Engine and services in turns."""
-    sizes = served.peers.sizes
+    sizes, count = served.peers.sizes, len(prompts)
+
+    async def generate(num_tokens: int) -> float:
+        return (await run_batch(served.channel, list(prompts), num_tokens)).seconds
+
     engine.prefill(count)
     engine.decode(count)
-    await served.generate(count, sizes.num_steps + 1)
+    await generate(sizes.num_steps + 1)
     alone_s, first_s, total_s = [], [], []
     for _ in range(sizes.num_repeats):
-        engine.prefill(count)
+        engine.reopen(count)
         alone_s.append(engine.decode(count))
-        first_s.append((await served.generate(count, 1)).seconds)
-        total_s.append((await served.generate(count, sizes.num_steps + 1)).seconds)
+        first_s.append(await generate(1))
+        total_s.append(await generate(sizes.num_steps + 1))
     status = await served.status()
     step_ms, engine_ms = ((seconds / sizes.num_steps) * 1e3 for seconds in (min(total_s) - min(first_s), min(alone_s)))
     tok_s, peer_tok_s = count * 1e3 / step_ms, peer.PLAIN_TOK_S[label].get(count)

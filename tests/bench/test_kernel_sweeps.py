@@ -40,7 +40,7 @@ def test_products_that_beat_the_library_become_a_variant(timed: list[float], ear
     ]  # fmt: skip
     name, options = options_of(TUNED, tuned)
     assert (name, options.products) == (TUNED, tuned)
-    assert options.layer_start(3, follows_product=True).is_early
+    assert options.layer_start(3).is_early
     assert early_start.prefetched
 
 

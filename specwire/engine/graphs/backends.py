@@ -235,6 +235,6 @@ class _TritonAttention:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._attend(
             query, layer_kv, inputs.block_tables, self._scale, self._plan, output,
-            start=self._options.layer_start(len(query), follows_product=False), prefetched_positions=self._options.prefetched_positions,
+            start=self._options.layer_start(len(query)), prefetched_positions=self._options.prefetched_positions,
         )  # fmt: skip
         return output

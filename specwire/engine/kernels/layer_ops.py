@@ -125,7 +125,7 @@ class TritonLayerOps:
     ) -> torch.Tensor:
         """See `layer_ops_torch.add_rms_norm`."""
         num_tokens = len(residual)
-        start, stripe = self._options.layer_start(num_tokens, follows_product=True), self._stripe(following, num_tokens)
+        start, stripe = self._options.layer_start(num_tokens), self._stripe(following, num_tokens)
         return add_rms_norm(x, residual, weight, eps, start=start, tuning=self._options.layer, stripe=stripe)
 
     def rotary_kv_write(
@@ -142,13 +142,13 @@ class TritonLayerOps:
         following: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `layer_ops_torch.rotary_kv_write`."""
-        start, stripe = self._options.layer_start(len(qkv), follows_product=True), self._stripe(following, len(qkv))
+        start, stripe = self._options.layer_start(len(qkv)), self._stripe(following, len(qkv))
         return rotary_kv_write(qkv, cos, signed_sin, positions, slot_mapping, layer_kv, q_norm, k_norm, eps, start=start, stripe=stripe)
 
     def silu_mul(self, gate_up: torch.Tensor, following: torch.Tensor | None = None) -> torch.Tensor:
         """See `layer_ops_torch.silu_mul`."""
         num_tokens = len(gate_up)
-        start, stripe = self._options.layer_start(num_tokens, follows_product=True), self._stripe(following, num_tokens)
+        start, stripe = self._options.layer_start(num_tokens), self._stripe(following, num_tokens)
         return silu_mul(gate_up, start=start, tuning=self._options.layer, stripe=stripe)
 
     def _stripe(self, following: torch.Tensor | None, num_tokens: int) -> Stripe:

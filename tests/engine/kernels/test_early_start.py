@@ -141,22 +141,24 @@ def test_compiled_kernels_wait_before_they_write():
 
 
 def test_what_starts_early():
-    """Nothing of a layer by default; in a chain, what stands behind a kernel that announces."""
+    """In a chain the kernels of a pass whose products announce: of a single row, or of a number of rows with products of our own."""
     product = Product(16, 64, 64, ProductTuning())
+    chain = KernelOptions(early="chain", early_from=0)
+    with_product = KernelOptions(early="chain", products=(product,))
     cases = [
-        # options, tokens, behind a product: instructions, early
-        (KernelOptions(), 1, True, False, False),
-        (KernelOptions(early="chain"), 1, True, True, True),
-        (KernelOptions(early="chain"), 2, True, True, False),
-        (KernelOptions(early="chain"), 2, False, True, True),
-        (KernelOptions(early="chain", products=(product,)), 2, True, True, True),
-        (KernelOptions(early="chain", products=(product,)), 17, True, True, False),
-        (KernelOptions(early="all"), 2, True, True, True),
+        # options, tokens, early
+        (KernelOptions(), 1, False),
+        (chain, 1, True),
+        (chain, 2, False),
+        (with_product, 2, True),
+        (with_product, 16, True),
+        (with_product, 17, False),
+        (KernelOptions(early="all"), 2, True),
     ]
-    for options, num_tokens, follows_product, has_instructions, is_early in cases:
-        assert options.layer_start(num_tokens, follows_product=follows_product) == Start(has_instructions, is_early), options
+    for options, num_tokens, is_early in cases:
+        assert options.layer_start(num_tokens) == (EARLY if is_early else Start()), (options, num_tokens)
     assert KernelOptions().row_start(2**22) == EARLY
     assert KernelOptions().row_start(2**22 - 1) == Start()
     assert KernelOptions(early="chain").row_start(1) == Start(has_instructions=True)
-    assert KernelOptions(early="chain", early_from=0).row_start(1) == EARLY
+    assert chain.row_start(1) == EARLY
     assert KernelOptions.for_device(torch.device("cpu")).row_start(2**30) == Start()
