@@ -1,0 +1,117 @@
+"""Batches of sequences with the target's hidden states, and in which order they are trained on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specwire.train.data import Sequences
+from specwire.train.target import Target
+
+_FEATURE_TOKENS = 65_536
+_KEEP_SHARE = 0.5
+_CPU_KEEP_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B sequences padded at the right to L tokens."""
+
+    tokens: torch.Tensor  # [B, L] int64, 0 behind the end
+    lengths: torch.Tensor  # [B] int64
+    prompt_lens: torch.Tensor  # [B] int64
+    is_greedy: torch.Tensor  # [B] bool
+    features: torch.Tensor  # [B, L, F * hidden_size]
+    final: torch.Tensor  # [B, L, hidden_size]
+
+
+def plan_batches(lengths: np.ndarray, max_tokens: int, pad_to: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Divides sequences of about equal lengths into batches of at most max_tokens tokens with padding (or one sequence), in random order."""
+    order = np.argsort(lengths * rng.uniform(0.9, 1.1, len(lengths)), kind="stable")
+    batches: list[list[int]] = [[]]
+    longest = 0
+    for row in order.tolist():
+        padded = padded_length(max(longest, int(lengths[row])), pad_to)
+        if batches[-1] and padded * (len(batches[-1]) + 1) > max_tokens:
+            batches.append([])
+            longest = 0
+        batches[-1].append(row)
+        longest = max(longest, int(lengths[row]))
+    return [np.array(batches[index]) for index in rng.permutation(len(batches))]
+
+
+def padded_length(length: int, pad_to: int) -> int:
+    """The next multiple of pad_to."""
+    return -(-length // pad_to) * pad_to
+
+
+class BatchSource:
+    """Makes batches; keeps all hidden states on the target's device if they take at most half of what is free there, else computes each anew.
+
+    Args:
+        target: the model.
+        sequences: prompts and answers.
+        feature_layers: see `specwire.train.recipe.Recipe`.
+    """
+
+    def __init__(self, target: Target, sequences: Sequences, feature_layers: Sequence[int]) -> None:
+        self.sequences, self._target, self._feature_layers = sequences, target, tuple(feature_layers)
+        self.pad_to = 64 if target.device.type == "cuda" else 16
+        self._tokens = torch.from_numpy(sequences.tokens.astype(np.int64)).to(target.device)
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all hidden states."""
+        return len(self._tokens) * (len(self._feature_layers) + 1) * self._target.config.hidden_size * self._target.dtype.itemsize
+
+    @property
+    def fits(self) -> bool:
+        """Whether they may be kept."""
+        device = self._target.device
+        return self.num_bytes <= (torch.cuda.mem_get_info(device)[0] * _KEEP_SHARE if device.type == "cuda" else _CPU_KEEP_BYTES)
+
+    def keep(self, on_batch: Callable[[int, int], None]) -> None:
+        """Computes all hidden states once.
+
+        Args:
+            on_batch: called with (tokens done, tokens in all); it may raise to stop.
+        """
+        target, sequences = self._target, self.sequences
+        shape = (len(self._tokens), target.config.hidden_size)
+        features = torch.empty((shape[0], shape[1] * len(self._feature_layers)), dtype=target.dtype, device=target.device)
+        final = torch.empty(shape, dtype=target.dtype, device=target.device)
+        num_done = 0
+        for rows in plan_batches(sequences.lengths, _FEATURE_TOKENS, self.pad_to, np.random.default_rng(0)):
+            index, is_token = self._index(rows)
+            hidden = target.hidden(torch.where(is_token, self._tokens[index], 0), self._feature_layers)
+            places = index[is_token]
+            features[places], final[places] = hidden.features[is_token], hidden.final[is_token]
+            num_done += len(places)
+            on_batch(num_done, len(self._tokens))
+        self._kept = features, final
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The batch of these sequences."""
+        index, is_token = self._index(rows)
+        tokens = torch.where(is_token, self._tokens[index], 0)
+        if self._kept is not None:
+            features, final = (kept[index] for kept in self._kept)
+        else:
+            hidden = self._target.hidden(tokens, self._feature_layers)
+            features, final = hidden.features, hidden.final
+        sequences = self.sequences
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array[rows]).to(self._target.device)
+
+        return Batch(tokens, tensor(sequences.lengths), tensor(sequences.prompt_lens), tensor(sequences.is_greedy), features, final)
+
+    def _index(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the tokens of each sequence are, [B, L], and which of them are its own."""
+        starts, lengths = self.sequences.starts[rows], self.sequences.lengths[rows]
+        columns = np.arange(padded_length(int(lengths.max()), self.pad_to))
+        index = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+        device = self._target.device
+        return torch.from_numpy(index).to(device), torch.from_numpy(columns < lengths[:, None]).to(device)
