@@ -1,10 +1,11 @@
 """gRPC set-up that every service and client shares: channels, servers, health and reflection."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,16 +195,28 @@ async def is_serving(channel: grpc.aio.Channel, timeout_s: float = 1.0) -> bool:
 
 async def wait_serving(channel: grpc.aio.Channel) -> None:
     """Returns once the peer's overall health is SERVING; a peer that can't be reached yet is waited for."""
+    async with contextlib.aclosing(watch_serving(channel)) as changes:
+        async for serves in changes:
+            if serves:
+                return
+
+
+async def watch_serving(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
+    """Whether the peer's overall health is SERVING: now, or as soon as the peer can be reached, and at every change; False when it goes away.
+    Never ends."""
     while True:
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        was_there = False
         try:
             async for reply in call:
-                if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
+                was_there = True
+                yield reply.status == health_pb2.HealthCheckResponse.SERVING
         except grpc.aio.AioRpcError as error:
             logger.debug("health watch ended: %s", error.code().name)
         finally:
             call.cancel()
+        if was_there:
+            yield False
         await asyncio.sleep(0.1)  # the peer went away while it was watched
 
 

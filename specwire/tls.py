@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, check_both
+from specwire.config import CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig, check_both
 from specwire.errors import InvalidArgumentError, SpecwireError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class ServerTls:
         return tuple(path for path in (self.cert, self.key, self.client_ca) if path)
 
 
-def server_tls(config: CoordinatorConfig | VerifierConfig | DrafterConfig) -> ServerTls | None:
+def server_tls(config: CoordinatorConfig | VerifierConfig | DrafterConfig | HttpConfig) -> ServerTls | None:
     """What a service serves with; None = without TLS."""
     return ServerTls(config.tls_cert, config.tls_key, config.tls_ca if config.tls_client_auth else "") if config.tls_cert else None
 

@@ -13,7 +13,7 @@ from specwire.errors import SpecwireError
 from specwire.standard_files import open_standard_files
 
 # They read the file themselves.
-_WITHOUT_CLIENT = ("up", "verifier", "drafter", "coordinator", "config")
+_WITHOUT_CLIENT = ("up", "verifier", "drafter", "coordinator", "http", "config")
 
 app = typer.Typer(
     add_completion=False,

@@ -1,17 +1,18 @@
 """The asynchronous client."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specwire.channel import bearer
 from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_client, check_concurrency, items_of_batch, make_params
 from specwire.client.batch import AsyncBatch
-from specwire.client.connection import Connection
+from specwire.client.connection import Connection, TokenizerCache
 from specwire.client.generation import Deadline, Generation, Retries
 from specwire.client.prompts import BatchItem, Chat, CheckedPrompt, Prompt, check_label, check_prompt, encode_prompt
 from specwire.client.results import GenerationResult
@@ -21,7 +22,7 @@ from specwire.client.stream import AsyncTokenStream, read_result
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS
 from specwire.errors import DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import CoordinatorStatus, GenerateRequest
-from specwire.rpc import wait_serving
+from specwire.rpc import wait_serving, watch_serving
 from specwire.sampling_params import SamplingParams
 from specwire.tls import TlsOptions, explain_handshake
 from specwire.tracing.context import current_traceparent
@@ -68,8 +69,27 @@ class AsyncClient:
         self._tenant_cache_key = tenant_cache_key
         self._max_message_bytes = max_message_mb << 20
         self._retries = Retries(max_retries)
+        self._tokenizers = TokenizerCache()
         self._connection: Connection | None = None
         self._closed = False
+
+    def with_api_key(self, api_key: str) -> "AsyncClient":
+        """A client of the same coordinator, otherwise like this one, for another API key; empty = without any. For programs that call for many
+        users, in one event loop: each client has its own connection, but equal tokenizers are loaded once. Close it like any other.
+
+        Raises:
+            InvalidArgumentError: a key that no header can carry.
+        """
+        client = AsyncClient(
+            self._address,
+            max_message_mb=self._max_message_bytes >> 20,
+            max_retries=self._retries.max_retries,
+            tls=self._tls,
+            api_key=api_key,
+            tenant_cache_key=self._tenant_cache_key,
+        )
+        client._tokenizers = self._tokenizers
+        return client
 
     @property
     def num_retries(self) -> int:
@@ -226,6 +246,12 @@ class AsyncClient:
                 "its log says what it waits for"
             ) from None
 
+    async def watch_serving(self) -> AsyncGenerator[bool, None]:
+        """Whether the coordinator takes requests: as soon as it can be reached, and at every change; False when it goes away. Never ends."""
+        async with contextlib.aclosing(watch_serving(self._connect().channel)) as changes:
+            async for serves in changes:
+                yield serves
+
     async def close(self) -> None:
         """Ends all generations and the connection; may be called again."""
         self._closed = True
@@ -247,7 +273,7 @@ class AsyncClient:
         if self._closed:
             raise FailedPreconditionError("the client is closed; make a new one")
         if self._connection is None:
-            self._connection = Connection(self._address, self._max_message_bytes, self._tls, self._metadata)
+            self._connection = Connection(self._address, self._max_message_bytes, self._tokenizers, self._tls, self._metadata)
         self._connection.home.check()
         return self._connection
 

@@ -17,10 +17,27 @@ if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
 
+class TokenizerCache:
+    """The tokenizer that was last loaded, for connections that are served the same one: a large vocabulary takes time and memory."""
+
+    def __init__(self) -> None:
+        self._loading = asyncio.Lock()
+        self._loaded: tuple[TokenizerSpec, Tokenizer] | None = None
+
+    async def load(self, spec: TokenizerSpec) -> "Tokenizer":
+        async with self._loading:
+            if self._loaded is None or self._loaded[0] != spec:
+                # Reading a large vocabulary takes a good part of a second.
+                self._loaded = spec, await asyncio.to_thread(_load_tokenizer, spec)
+            return self._loaded[1]
+
+
 class Connection:
     """A channel to a coordinator, which connects when it is first used and again after it broke: with new certificates, if there are any."""
 
-    def __init__(self, address: str, max_message_bytes: int, tls: TlsOptions | None = None, metadata: Metadata = ()) -> None:
+    def __init__(
+        self, address: str, max_message_bytes: int, tokenizers: TokenizerCache, tls: TlsOptions | None = None, metadata: Metadata = ()
+    ) -> None:
         GRPC_USE.note()
         self.home = Home("the client")
         self._address = address
@@ -28,6 +45,7 @@ class Connection:
         self.channel = self._source.open()
         self.session = Session(self.channel, address, max_message_bytes)
         self._fetching = asyncio.Lock()
+        self._tokenizers = tokenizers
         self._tokenizer: tuple[int, Tokenizer | None] | None = None
         self._closed = asyncio.Event()
 
@@ -51,8 +69,7 @@ class Connection:
                     # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
                     self._check_open()
                     raise
-                # Reading a large vocabulary takes a good part of a second.
-                self._tokenizer = num_breaks, None if spec is None else await asyncio.to_thread(_load_tokenizer, spec)
+                self._tokenizer = num_breaks, None if spec is None else await self._tokenizers.load(spec)
             self._check_open()
             return self._tokenizer[1]
 

@@ -87,7 +87,7 @@ class Retries:
     def __init__(self, max_retries: int) -> None:
         if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
             raise InvalidArgumentError(f"max_retries is {max_retries!r}, but must be an integer of at least 0; 0 sends every request once")
-        self._max_retries = max_retries
+        self.max_retries = max_retries
         self._num_retries = 0
 
     @property
@@ -102,7 +102,7 @@ class Retries:
     def pause_s(self, error: SpecwireError, num_failures: int, deadline: Deadline, *, waits_for_room: bool) -> float | None:
         """Seconds to wait before the next attempt; None if the error does not pass, no attempt is left or the deadline comes first."""
         passes = isinstance(error, UnavailableError) or (waits_for_room and is_full(error))
-        if not passes or num_failures > self._max_retries:
+        if not passes or num_failures > self.max_retries:
             return None
         pause_s = min(_FIRST_PAUSE_S * _PAUSE_GROWTH ** (num_failures - 1), _LONGEST_PAUSE_S)
         pause_s = pause_before_retry(error, pause_s)

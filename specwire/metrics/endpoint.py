@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isinf
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
@@ -17,6 +17,8 @@ from specwire.metrics.histogram import Histogram
 
 logger = logging.getLogger(__name__)
 
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+"""Of what `render` gives."""
 _FAMILIES = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
 
 
@@ -50,6 +52,13 @@ class Collector:
 
     def _families(self) -> dict[str, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         return {metric.name: _FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels) for metric in self._metrics}
+
+
+def render(collector: Collector) -> bytes:
+    """What an endpoint answers, for servers that have one of their own: the text format of Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)
 
 
 class MetricsEndpoint:

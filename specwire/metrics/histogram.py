@@ -35,6 +35,15 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0
 
+    @classmethod
+    def of(cls, bounds: Sequence[int], unit: int, counts: Sequence[int], total: int) -> "Histogram":
+        """What was counted elsewhere: observations between the bounds, those above the last one included, and their sum."""
+        histogram = cls(bounds, unit)
+        assert len(counts) == len(histogram._counts), f"{len(counts)} counts do not go with {len(bounds)} bounds"
+        histogram._counts[:] = counts
+        histogram._sum = total
+        return histogram
+
     def observe(self, value: int) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value

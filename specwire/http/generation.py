@@ -1,0 +1,130 @@
+"""One request for generations: of one or several prompts, answered whole or as a stream."""
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specwire.client import AsyncClient, Chat, Choice, GenerationResult, StreamEvent
+from specwire.client.prompts import check_prompt, encode_prompt
+from specwire.errors import InternalError
+from specwire.http.failures import Refusal
+from specwire.http.formats import AnswerHead, Format, usage_of
+from specwire.http.metrics import GenerationClock
+from specwire.http.streaming import merge
+from specwire.messages import Usage
+from specwire.sampling_params import SamplingParams
+from specwire.tokenizer import Tokenizer
+
+_LONG_TEXT = 20_000
+"""Characters from which on a text is encoded on a thread: it takes milliseconds, in which no stream would go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What is to be generated, and how it is shown.
+
+    Args:
+        prompts: token ids of each.
+        label: of the request, for logs and traces.
+    """
+
+    client: AsyncClient
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    format: Format
+    head: AnswerHead
+    label: str
+
+    async def whole(self, clock: GenerationClock) -> dict[str, Any]:
+        """The answer. An error of one prompt or choice is one of all.
+
+        Raises:
+            SpecwireError: something failed; nothing goes on.
+        """
+        tasks = [asyncio.create_task(self._one(position)) for position in range(len(self.prompts))]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            clock.prompt(len(result.prompt_token_ids))
+            clock.result(result)
+        numbered = [(self._index(position, choice.index), result, choice) for position, result in enumerate(results) for choice in result.choices]
+        choices = [self.format.choice(index, result, choice) for index, result, choice in numbered]
+        return self.head.answer(self.format.kind, choices, usage=usage_of([[choice.usage for choice in result.choices] for result in results]))
+
+    async def stream(self, clock: GenerationClock, *, includes_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
+        """The parts of the answer: of each choice one with its finish_reason, and the token counts at the end, if wanted.
+
+        Raises:
+            SpecwireError: something failed; nothing goes on.
+        """
+        streams = [self.client.stream(prompt, self.params, request_id=self._label(position)) for position, prompt in enumerate(self.prompts)]
+        usages: list[list[Usage]] = [[] for _ in self.prompts]
+        begun: set[int] = set()
+        more = {"usage": None} if includes_usage else {}
+        async for position, event in merge(streams):
+            _check_end(event)
+            index = self._index(position, event.index)
+            if index not in begun:
+                begun.add(index)
+                if (beginning := self.format.begin(index)) is not None:
+                    yield self.head.answer(self.format.stream_kind, [beginning], **more)
+            clock.event(index, event)
+            if event.usage is not None:
+                usages[position].append(event.usage)
+            if (part := self.format.part(index, event)) is not None:
+                yield self.head.answer(self.format.stream_kind, [part], **more)
+        for prompt in self.prompts:
+            clock.prompt(len(prompt))
+        if includes_usage:
+            yield self.head.answer(self.format.stream_kind, [], usage=usage_of(usages))
+
+    async def _one(self, position: int) -> GenerationResult:
+        result = await self.client.generate(self.prompts[position], self.params, request_id=self._label(position))
+        for choice in result.choices:
+            _check_end(choice)
+        return result
+
+    def _index(self, position: int, choice: int) -> int:
+        return position * self.params.n + choice
+
+    def _label(self, position: int) -> str:
+        return self.label if len(self.prompts) == 1 else f"{self.label} {position}"
+
+
+async def encode(prompt: str | list[int] | Chat, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a prompt; a long one does not hold up others.
+
+    Args:
+        add_special_tokens: with those that the model wants around a text.
+
+    Raises:
+        Refusal: there is no tokenizer for it.
+        SpecwireError: as of the client's own prompts.
+    """
+    checked = check_prompt(prompt)
+    if isinstance(checked, list):
+        size = 0
+    elif tokenizer is None:
+        text = "no tokenizer is served, so that neither text nor messages can be read; send token ids to /v1/completions"
+        raise Refusal(text, param="messages" if isinstance(checked, Chat) else "prompt", code="unsupported")
+    else:
+        size = len(checked) if isinstance(checked, str) else sum(len(str(message.get("content"))) for message in checked.messages)
+    if isinstance(checked, str) and tokenizer is not None and not add_special_tokens:
+        call = functools.partial(tokenizer.encode, checked, add_special_tokens=False)
+    else:
+        call = functools.partial(encode_prompt, checked, tokenizer, "")
+    return call() if size < _LONG_TEXT else await asyncio.to_thread(call)
+
+
+def _check_end(part: Choice | StreamEvent) -> None:
+    """Raise the error with which a choice ended, if it did not end well."""
+    if part.error is not None:
+        raise part.error
+    if part.finish_reason not in (None, "stop", "length"):
+        raise InternalError(f"choice {part.index} ended with {part.finish_reason}, but without an error")

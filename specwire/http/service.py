@@ -1,0 +1,138 @@
+"""What the API's paths do with requests."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from specwire.config import HttpConfig
+from specwire.http.board import Board
+from specwire.http.exposition import Exposition
+from specwire.http.failures import Refusal
+from specwire.http.fields import Body, read_fields
+from specwire.http.generate import Generations
+from specwire.http.generation import encode
+from specwire.http.lifetime import Lifetime
+from specwire.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from specwire.http.upstream import Caller, Upstream
+from specwire.token_ids import check_token_ids
+from specwire.tokenizer import Tokenizer
+
+_JSON = "application/json"
+
+
+class HttpService:
+    """Answers requests through the coordinator.
+
+    Args:
+        config: of the process.
+        upstream: the coordinator.
+        lifetime: of the process's requests.
+        board: counts.
+
+    Attributes:
+        serves: whether the coordinator takes requests; kept by whoever watches it.
+    """
+
+    def __init__(self, config: HttpConfig, upstream: Upstream, lifetime: Lifetime, board: Board) -> None:
+        self.lifetime = lifetime
+        self.board = board
+        self.serves = False
+        self._started_s = int(time.time())
+        self._upstream = upstream
+        self._generations = Generations(upstream, lifetime, board)
+        self._exposition = Exposition(board, upstream.own if config.vllm_metrics else None, config.served_model_name)
+
+    @property
+    def why_not_ready(self) -> str:
+        """Empty if requests are taken."""
+        if self.lifetime.is_draining:
+            return "the process is about to stop"
+        return "" if self.serves else "the coordinator does not serve, or can't be reached; its own health and log say why"
+
+    async def completions(self, request: Request) -> Response:
+        """Continues prompts."""
+        return await self._generations.answer(request, await _read(request, CompletionRequest))
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answers a conversation."""
+        return await self._generations.answer(request, await _read(request, ChatRequest))
+
+    async def models(self, request: Request) -> Response:
+        """What may be asked for as `model`."""
+        return JSONResponse({"object": "list", "data": await self._call(request, self._list_models)})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        name = request.path_params["model"]
+        for model in await self._call(request, self._list_models):
+            if model["id"] == name:
+                return JSONResponse(model)
+        raise Refusal(f"the model {name[:200]!r} is not served; GET /v1/models lists what is", status=404, param="model", code="model_not_found")
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        body = await _read(request, TokenizeRequest)
+
+        async def tokenize(caller: Caller) -> dict[str, Any]:
+            model, tokenizer = await caller.check_model(body.model), _need(await caller.tokenizer())
+            token_ids = await encode(body.content, tokenizer, add_special_tokens=body.add_special_tokens)
+            answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
+            return answer | {"token_strs": [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None}
+
+        return JSONResponse(await self._call(request, tokenize))
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        body = await _read(request, DetokenizeRequest)
+
+        async def detokenize(caller: Caller) -> dict[str, Any]:
+            await caller.check_model(body.model)
+            tokenizer = _need(await caller.tokenizer())
+            check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
+            return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+        return JSONResponse(await self._call(request, detokenize))
+
+    async def render_metrics(self) -> bytes:
+        """For Prometheus."""
+        return await self._exposition.render()
+
+    async def _call(self, request: Request, work: Callable[[Caller], Any]) -> Any:
+        """What the work gives with the coordinator as this request's caller may use it."""
+        with self._upstream.caller(request.headers.get("authorization")) as caller:
+            return await self.lifetime.run(request.receive, work(caller))
+
+    async def _list_models(self, caller: Caller) -> list[dict[str, Any]]:
+        model = await caller.model()
+        shown = {"object": "model", "created": self._started_s, "owned_by": "specwire", "root": model.name, "max_model_len": model.max_model_len}
+        return [{"id": name, **shown} for name in caller.names(model)]
+
+
+async def _read(request: Request, kind: type[Body]) -> Body:
+    """The body of a request.
+
+    Raises:
+        Refusal: it is not JSON, or not what it must be.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Web pages may send other types anywhere, without asking first.
+    if content_type != _JSON:
+        text = f"the body's Content-Type is {content_type[:80]!r}, but must be {_JSON}; set that header"
+        raise Refusal(text, status=415, code="unsupported_media_type")
+    content = await request.body()
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, json.JSONDecodeError) else "it is no UTF-8, or nested too deeply"
+        raise Refusal(f"the body is no JSON ({reason}); correct it", code="invalid_json") from None
+    return read_fields(kind, data)
+
+
+def _need(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise Refusal("no tokenizer is served; the coordinator's verifiers run with skip_tokenizer", code="unsupported")
+    return tokenizer

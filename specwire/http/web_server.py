@@ -1,0 +1,89 @@
+"""Uvicorn, as this service needs it: started and stopped by the service, which handles signals itself."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Generator, Sequence
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from specwire.errors import InternalError
+
+_BACKLOG = 2048
+_LAST_WORDS_S = 2
+"""What connections get at the end, in which nothing runs any more."""
+
+
+class WebServer:
+    """Serves an ASGI application over HTTP/1.1.
+
+    Args:
+        app: answers.
+        sockets: bound ones: those that may have TLS, and those that never have it.
+        context: TLS of the former; None = without.
+        keep_alive_s: how long idle connections are kept.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        sockets: tuple[Sequence[socket.socket], Sequence[socket.socket]],
+        context: ssl.SSLContext | None,
+        keep_alive_s: int,
+    ) -> None:
+        self._servers = [
+            (_Server(_config(app, tls, keep_alive_s)), list(bound)) for bound, tls in zip(sockets, (context, None), strict=True) if bound
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listens and serves. Raises InternalError if that fails."""
+        for server, sockets in self._servers:
+            task = asyncio.create_task(server.serve(sockets))
+            self._tasks.append(task)
+            starting = asyncio.create_task(server.has_started.wait())
+            await asyncio.wait([task, starting], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                starting.cancel()
+                raise InternalError("the HTTP server ended at its start") from task.exception()
+
+    async def stop(self) -> None:
+        """Closes all connections."""
+        for server, _ in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*self._tasks)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves them to the service."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_started.set()
+
+
+def _config(app: ASGIApp, context: ssl.SSLContext | None, keep_alive_s: int) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=_LAST_WORDS_S,
+    )
+    config.load()
+    config.ssl = context  # one whose certificate can change
+    return config
