@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from specwire.engine.cpu.attention import num_scratch_floats
 from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
 from specwire.engine.cpu.linear import TiledHead, TiledLinear
 from specwire.engine.cpu.team import Team
@@ -25,6 +26,9 @@ _PIECE_BYTES = 24_000
 _FEW_ROWS = 8
 _ROWS_PER_PIECE = 4
 """Of what is done row by row, for more than `_FEW_ROWS`."""
+
+_QUERIES_PER_PIECE = 12
+"""Of attention, where rows of a sequence share keys and values: more share more, fewer are easier to deal out to threads."""
 
 
 class TiledForward:
@@ -55,6 +59,7 @@ class TiledForward:
         self._head = head.linear
         self._num_layers = len(layers)
         self._products = _products(layers[0])
+        self._rows_per_group = max(1, _QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
         self._tensors: list[torch.Tensor] = []  # what the addresses in the table belong to
         self._constants = final_norm, cos, signed_sin
         self._floats = torch.tensor([config.rms_norm_eps, config.head_dim**-0.5])
@@ -82,16 +87,15 @@ class TiledForward:
         taps.take(0, residual)
         out = torch.empty(num_rows, self._config.hidden_size)
         tables = batch.block_tables.long().numpy()
-        segments = np.arange(len(tables)).repeat(np.diff(batch.row_starts))  # of each token
-        table_addresses = tables.ctypes.data + segments * tables.strides[0]
+        groups = self._row_groups(batch.row_starts, tables)
         words[Word.IS_HEAD] = 0
         words[Word.BLOCK_SIZE] = kv_layers[0].shape[1]
         words[Word.RESIDUAL], words[Word.OUT] = residual.data_ptr(), out.data_ptr()
         words[Word.POSITIONS], words[Word.SLOTS] = batch.positions.data_ptr(), batch.slot_mapping.data_ptr()
-        words[Word.TABLES] = table_addresses.ctypes.data
+        words[Word.ROW_GROUPS] = groups.ctypes.data
         row_pieces = -(-num_rows // int(words[Word.ROWS_PER_PIECE]))
         counts = [row_pieces] * NUM_PHASES
-        counts[Phase.ATTEND] = num_rows * self._config.num_heads
+        counts[Phase.ATTEND] = len(groups) * self._config.num_kv_heads
         for phase, (num_blocks, per_piece) in self._products.items():
             words[Word.PIECE_BLOCKS + phase] = per_piece
             counts[phase] = -(-num_blocks // per_piece)
@@ -102,6 +106,16 @@ class TiledForward:
             first = last
         self._run_layers(words, counts, first, self._num_layers, row_pieces)
         return out
+
+    def _row_groups(self, row_starts: Sequence[int], tables: np.ndarray) -> np.ndarray:
+        """Rows of one sequence that share what attention reads, int64 [groups, 3]: first row, number of rows, address of the block table."""
+        starts = np.asarray(row_starts, dtype=np.int64)
+        counts = np.diff(starts)
+        num_groups = -(-counts // self._rows_per_group)
+        of = np.arange(len(counts)).repeat(num_groups)  # segment of each group
+        number = np.arange(len(of)) - (num_groups.cumsum() - num_groups)[of]  # in its segment
+        first, last = (counts[of] * index // num_groups[of] for index in (number, number + 1))
+        return np.stack((starts[of] + first, last - first, tables.ctypes.data + of * tables.strides[0]), 1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 hidden [R, hidden_size] -> float32 [R, vocab_size]."""
@@ -166,7 +180,9 @@ class TiledForward:
 
     def _reserve_scratch(self, words: np.ndarray, num_positions: int) -> None:
         assert self._team is not None, "the words are a team's"
-        needed = SCRATCH_HEADER + num_positions
+        config = self._config
+        num_queries = self._rows_per_group * config.num_heads // config.num_kv_heads
+        needed = SCRATCH_HEADER + num_scratch_floats(num_queries, num_positions, config.head_dim)
         if not self._scratch.numel() or needed > self._scratch.shape[1]:
             # Twice as much, so that a growing sequence does not ask for more in each step; whole cache lines apart.
             self._scratch = torch.empty(self._team.num_threads, -(-2 * needed // 64) * 64)

@@ -49,8 +49,12 @@ def operation(result: types.Type, parameters: tuple[types.Type, ...], emit: Emit
             return intrinsic(lambda typingctx, a, b: signature)
         case 3:
             return intrinsic(lambda typingctx, a, b, c: signature)
+        case 5:
+            return intrinsic(lambda typingctx, a, b, c, d, e: signature)
         case 6:
             return intrinsic(lambda typingctx, a, b, c, d, e, f: signature)
+        case 7:
+            return intrinsic(lambda typingctx, a, b, c, d, e, f, g: signature)
         case 10:
             return intrinsic(lambda typingctx, a, b, c, d, e, f, g, h, i, j: signature)
     raise AssertionError(f"no operation of {len(parameters)} parameters")

@@ -30,7 +30,7 @@ class Word(IntEnum):
     SIN = auto()
     POSITIONS = auto()  # [T]
     SLOTS = auto()  # [T]
-    TABLES = auto()  # [T], each the address of the row's block table
+    ROW_GROUPS = auto()  # [row groups, 3] first row, number of rows, address of the sequence's block table
     BLOCK_SIZE = auto()
     RESIDUAL = auto()  # float32 [T, hidden]
     NORMED = auto()  # float32 [T, hidden]
@@ -89,4 +89,4 @@ class Phase(IntEnum):
 
 
 SCRATCH_HEADER = 192
-"""Floats of a thread's scratch before the scores: results of two products of six rows and 16 features."""
+"""Floats of a thread's scratch before those of attention: results of two products of six rows and 16 features."""

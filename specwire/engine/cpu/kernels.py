@@ -6,14 +6,14 @@ Nothing here depends on the number of threads, nor, for a token's numbers, on wh
 import numpy as np
 from numba import carray, njit
 
-from specwire.engine.cpu.intrinsics import bits_of_f32, f32_at, f32_of_bits, i8_at, i32_at, i64_at, round_even, u16_at
-from specwire.engine.cpu.tiles import GROUP, add_values, q4_1, q4_2, q4_3, q4_4, q4_5, q4_6, q8_1, q8_2, q8_3, q8_4, q8_5, q8_6, score_keys
+from specwire.engine.cpu.intrinsics import bits_of_f32, f32_at, f32_of_bits, i8_at, i32_at, round_even, u16_at
+from specwire.engine.cpu.tiles import GROUP, q4_1, q4_2, q4_3, q4_4, q4_5, q4_6, q8_1, q8_2, q8_3, q8_4, q8_5, q8_6
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}, "boundscheck": False}
 
 _LARGEST = np.float32(127 * 128 - 1)
 _TINY = np.float32(np.finfo(np.float32).tiny)
-_ABSOLUTE = np.int32(0x7FFFFFFF)
+ABSOLUTE = np.int32(0x7FFFFFFF)
 _LOG2_E = np.float32(1.4426950408889634)
 _LOWEST = np.float32(-126.0)
 
@@ -37,7 +37,7 @@ def split_digits(values, width, digits, sums, unit, corrections):
     group_sums = f32(sums, width // GROUP)
     bits = bits_of_f32(_TINY)
     for i in range(width):  # absolute values are ordered as their bits are, NaN above all: then all results are NaN, too
-        bits = max(bits, bits_of_f32(x[i]) & _ABSOLUTE)
+        bits = max(bits, bits_of_f32(x[i]) & ABSOLUTE)
     largest = f32_of_bits(bits)
     f32(unit, 1)[0] = largest / _LARGEST
     factor = _LARGEST / largest
@@ -116,54 +116,10 @@ def exp(value):
 
 
 @njit(**OPTIONS)
-def _ordered(bits):
-    """Bits of a float as an integer of the same order, and back."""
-    return bits ^ ((bits >> np.int32(31)) & _ABSOLUTE)
-
-
-@njit(**OPTIONS)
 def silu(value):
     """value / (1 + e^-value)."""
     power = exp(-abs(value))
     return value * (np.float32(1.0) if value >= np.float32(0.0) else power) / (np.float32(1.0) + power)
-
-
-@njit(**OPTIONS)
-def attend(query, layer_kv, table, block_size, num_positions, head, num_kv_heads, dim, scale, scores, out):
-    """One query head of one token over positions 0 .. num_positions - 1.
-
-    Args:
-        layer_kv: bfloat16 [blocks, block_size, 2, num_kv_heads, dim].
-        table: address of the sequence's blocks, int64.
-        head: of keys and values.
-        scores: address of float32 [num_positions], overwritten.
-    """
-    num_blocks = (num_positions + block_size - 1) // block_size
-    blocks, weights, result = carray(i64_at(table), (num_blocks,)), f32(scores, num_positions), f32(out, dim)
-    stride, values, parts = 4 * num_kv_heads * dim, 2 * num_kv_heads * dim, dim // 16
-    base = layer_kv + 2 * head * dim
-    for block in range(num_blocks):
-        first = block * block_size
-        count = min(block_size, num_positions - first)
-        score_keys(query, base + blocks[block] * block_size * stride, stride, count, parts, scores + 4 * first)
-    order = np.int32(-0x80000000)
-    for position in range(num_positions):
-        weights[position] *= scale
-        order = max(order, _ordered(bits_of_f32(weights[position])))
-    largest = f32_of_bits(_ordered(order))
-    total = np.float32(0.0)
-    for position in range(num_positions):
-        weights[position] = exp(weights[position] - largest)
-        total += weights[position]
-    for i in range(dim):
-        result[i] = np.float32(0.0)
-    for block in range(num_blocks):
-        first = block * block_size
-        count = min(block_size, num_positions - first)
-        add_values(base + blocks[block] * block_size * stride + values, stride, count, parts, scores + 4 * first, out)
-    inverse = np.float32(1.0) / total
-    for i in range(dim):
-        result[i] *= inverse
 
 
 @njit(**OPTIONS)

@@ -6,10 +6,11 @@ nobody waits for a thread, only for work.
 
 from numba import carray, njit
 
+from specwire.engine.cpu.attention import attend
 from specwire.engine.cpu.compiled import keep_compiled
 from specwire.engine.cpu.intrinsics import add_atomic, give_way, i64_at, load_acquire, pause, post, replace_atomic, store_release, wait
 from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
-from specwire.engine.cpu.kernels import OPTIONS, attend, f32, normalise, product_q4, product_q8, rotate, silu, split_digits, store_bf16
+from specwire.engine.cpu.kernels import OPTIONS, f32, normalise, product_q4, product_q8, rotate, silu, split_digits, store_bf16
 from specwire.engine.cpu.tiles import GROUP, GROUP_BYTES, MAX_ROWS
 
 _IS_KEPT = keep_compiled()
@@ -121,13 +122,14 @@ def _rotate(j, w, first, last):
 @njit(**OPTIONS)
 def _attend(j, w, piece, scratch):
     heads, kv_heads, dim = j[Word.HEADS], j[Word.KV_HEADS], j[Word.DIM]
-    row, head = piece // heads, piece % heads
+    number, head = piece // kv_heads, piece % kv_heads
+    rows = carray(i64_at(j[Word.ROW_GROUPS] + 24 * number), (3,))
+    row, group, width = rows[0], heads // kv_heads, (heads + 2 * kv_heads) * dim
     position = carray(i64_at(j[Word.POSITIONS]), (row + 1,))[row]
-    table = carray(i64_at(j[Word.TABLES]), (row + 1,))[row]
     attend(
-        j[Word.QKV] + 4 * dim * ((heads + 2 * kv_heads) * row + head), w[LayerWord.KV], table, j[Word.BLOCK_SIZE], position + 1,
-        head // (heads // kv_heads), kv_heads, dim, f32(j[Word.FLOATS], 2)[1], scratch + 4 * SCRATCH_HEADER,
-        j[Word.ATTENDED] + 4 * dim * (heads * row + head),
+        j[Word.QKV] + 4 * (width * row + dim * group * head), 4 * width, w[LayerWord.KV], rows[2], j[Word.BLOCK_SIZE], position, rows[1], head,
+        kv_heads, group, dim, f32(j[Word.FLOATS], 2)[1], scratch + 4 * SCRATCH_HEADER,
+        j[Word.ATTENDED] + 4 * dim * (heads * row + group * head), 4 * heads * dim,
     )  # fmt: skip
 
 

@@ -74,17 +74,17 @@ def make_pair(config: ModelConfig) -> tuple[Decoder, Decoder]:
     )
 
 
-class Bfloat16Cache(KVCache):
+@pytest.fixture
+def rounded_keys_and_values(monkeypatch):
     """A float32 model's keys and values, too, are rounded."""
-
-    @staticmethod
-    def write(layer_kv: torch.Tensor, slot_mapping: torch.Tensor, key_value: torch.Tensor) -> None:
-        KVCache.write(layer_kv, slot_mapping, key_value.bfloat16().to(layer_kv.dtype))
+    write = KVCache.write
+    rounded = staticmethod(lambda layer_kv, slots, key_value: write(layer_kv, slots, key_value.bfloat16().to(layer_kv.dtype)))
+    monkeypatch.setattr(KVCache, "write", rounded)
 
 
 def make_runner(model: Decoder) -> ModelRunner:
     """Over a cache full of NaN."""
-    runner = ModelRunner(model, Bfloat16Cache(model.config, 16, model.dtype))
+    runner = ModelRunner(model, KVCache(model.config, 16, model.dtype))
     for layer in runner.kv_cache.layers:
         layer.fill_(math.nan)
     return runner
@@ -95,6 +95,7 @@ def logits_of(runner: ModelRunner, *segments: Segment) -> torch.Tensor:
     return runner.logits(runner.forward(batch), range(batch.num_tokens))
 
 
+@pytest.mark.usefixtures("rounded_keys_and_values")
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_near_those_of_float32(name):
     tiled, dense = make_pair(make_config(name))
