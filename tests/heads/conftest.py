@@ -1,0 +1,20 @@
+"""The target and its heads, written once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.heads.checkpoints import WRITERS, Checkpoint
+from tests.heads.target import Target, make_target
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return make_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    """By the names of their writers."""
+    folder: Path = tmp_path_factory.mktemp("heads")
+    return {name: write(folder / name) for name, write in WRITERS.items()}

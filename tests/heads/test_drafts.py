@@ -1,0 +1,93 @@
+"""Heads of every published format draft, token for token, what a plain reference drafts, whatever happened before."""
+
+import random
+
+import pytest
+
+from drafter_svc.method import Ask
+from specwire.messages import RowStatus
+from tests.heads.checkpoints import VOCAB, WRITERS, Checkpoint
+from tests.heads.drafting import Bench, make_bench
+from tests.heads.target import Target
+
+GREEDY, SAMPLED = 0.0, 0.8
+
+
+def text(seed: int, num_tokens: int = 120) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(num_tokens)]
+
+
+@pytest.fixture(params=list(WRITERS))
+def bench(request: pytest.FixtureRequest, target: Target, checkpoints: dict[str, Checkpoint]) -> Bench:
+    return make_bench(target, checkpoints[request.param])
+
+
+def test_drafts_equal_the_reference_after_any_history(bench: Bench) -> None:
+    """Prefill in chunks, partly accepted drafts, plain spells few and long, drafts that nobody used, reopening, features that come late."""
+    for seq_id, (num_tokens, temperature) in enumerate([(2, SAMPLED), (17, GREEDY), (18, SAMPLED), (60, GREEDY), (61, SAMPLED)]):
+        bench.begin(seq_id, text(seq_id), num_tokens, temperature)
+    bench.catch_up(24)
+    everyone = range(5)
+    bench.check([Ask(seq_id, 4) for seq_id in everyone])
+    for seq_id, num_accepted in enumerate([5, 1, 3, 2, 4]):
+        bench.commit(seq_id, num_accepted)
+    bench.check([Ask(seq_id, 1 + seq_id % 4) for seq_id in everyone])
+    bench.check([Ask(seq_id, 4) for seq_id in (3, 1)])  # the same again, in another company
+    for _ in range(12):
+        bench.commit(1, 1)
+    bench.commit(4, 30)
+    bench.catch_up()
+    bench.check([Ask(seq_id, 3) for seq_id in everyone])
+    bench.method.close(3)
+    bench.begin(3, text(3), 70)
+    bench.catch_up()
+    bench.check([Ask(3, 4), Ask(0, 2)])
+
+
+def test_a_prefix_that_another_sequence_left_is_not_computed_again(bench: Bench) -> None:
+    bench.begin(0, text(7), 64, SAMPLED)
+    bench.catch_up()
+    bench.check([Ask(0, 4)])
+    bench.method.close(0)
+    read = bench.features.num_read
+    bench.begin(1, text(7)[:50] + text(8), 70, SAMPLED)
+    bench.catch_up()
+    bench.check([Ask(1, 4)])
+    assert 0 < bench.features.num_read - read < 40, "69 rows, of which 3 blocks were there"
+    read = bench.features.num_read
+    bench.begin(2, text(7), 64, GREEDY, tenant=b"another")
+    bench.catch_up()
+    bench.check([Ask(2, 4)])
+    assert bench.features.num_read - read >= 63, "nothing is shared between tenants"
+
+
+def test_rows_wait_for_their_features(bench: Bench) -> None:
+    bench.begin(0, text(9), 50)
+    bench.features.ready[0] = 20
+    assert bench.catch_up() == 20
+    assert bench.method.propose([Ask(0, 4)])[0].status is RowStatus.CATCHING_UP
+    bench.features.ready[0] = 49
+    bench.features.is_lost = True
+    bench.catch_up()
+    assert bench.method.propose([Ask(0, 4)])[0].status is RowStatus.CATCHING_UP
+    bench.features.is_lost = False
+    bench.catch_up()
+    bench.check([Ask(0, 4)])
+    bench.features.is_lost = True
+    bench.commit(0, 3)
+    assert bench.method.propose([Ask(0, 4)])[0].status is RowStatus.CATCHING_UP
+    bench.features.is_lost, bench.features.ready = False, {}
+    bench.check([Ask(0, 4)])
+
+
+def test_no_block_is_lost(bench: Bench) -> None:
+    free = bench.method.num_free_blocks
+    for seq_id in range(4):
+        bench.begin(seq_id, text(seq_id), 30 + seq_id)
+    bench.catch_up()
+    bench.check([Ask(seq_id, 4) for seq_id in range(4)])
+    for seq_id in range(4):
+        bench.method.close(seq_id)
+    assert bench.method.num_free_blocks == free
+    bench.method.check_integrity()
