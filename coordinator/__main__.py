@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 
 from specwire.arguments import parse_flags
 from specwire.config import CoordinatorConfig
@@ -23,8 +24,12 @@ _LAST_WORDS_S = 1.0
 """What the server gets on top, to deliver how the last requests ended."""
 
 
-async def serve(config: CoordinatorConfig) -> None:
-    """Serves until SIGTERM or SIGINT; NOT_SERVING while no verifier is there."""
+async def serve(config: CoordinatorConfig, on_start: Callable[[Engine], Awaitable[None]] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT; NOT_SERVING while no verifier is there.
+
+    Args:
+        on_start: what else is to be started once the engine is.
+    """
     stop_signal = asyncio.create_task(wait_for_stop_signal())
     connectors = Connectors(config)
     engine = Engine(config, connectors.verifier, connectors.drafter)
@@ -36,6 +41,8 @@ async def serve(config: CoordinatorConfig) -> None:
     tasks: list[asyncio.Task[None]] = []
     try:
         await engine.start()
+        if on_start is not None:
+            await on_start(engine)
         _calm_garbage_collector()
         tasks = [asyncio.create_task(server.follow_readiness()), asyncio.create_task(_announce(engine, server))]
         await stop_signal

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 from specwire.arguments import parse_flags
 from specwire.config import DrafterConfig
@@ -11,15 +12,20 @@ from specwire.metrics import MetricsServer
 from specwire.process import run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
+from .method import Method, build_method
 from .metrics import METRICS
 from .server import DrafterServer
 
 logger = logging.getLogger(__name__)
 
 
-async def serve(config: DrafterConfig) -> None:
-    """Serves until SIGTERM or SIGINT; raises what keeps it from serving."""
-    server = DrafterServer(config)
+async def serve(config: DrafterConfig, build: Callable[[DrafterConfig], Method] = build_method) -> None:
+    """Serves until SIGTERM or SIGINT; raises what keeps it from serving.
+
+    Args:
+        build: makes the drafting method.
+    """
+    server = DrafterServer(config, build)
     metrics = MetricsServer(config.metrics_listen, METRICS, server.worker.metrics.collect)
     metrics.start()
     await server.start()

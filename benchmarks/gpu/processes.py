@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags
@@ -42,9 +42,17 @@ class Log:
 
 
 @contextlib.asynccontextmanager
-async def running(*configs: Config, log: Log) -> AsyncIterator[None]:
-    """Services that start side by side and are healthy inside of this; stopped at its end."""
-    specs = [ServiceSpec(_MODULES[type(config)], _MODULES[type(config)], ("--config=", *flags(config)), config.listen[-1]) for config in configs]
+async def running(*configs: Config, log: Log, command: Sequence[str] = ()) -> AsyncIterator[None]:
+    """Services that start side by side and are healthy inside of this; stopped at its end.
+
+    Args:
+        command: a module that takes the service's place, and what its command line has before the flags.
+    """
+    specs = []
+    for config in configs:
+        name = _MODULES[type(config)]
+        module, *arguments = command or (name,)
+        specs.append(ServiceSpec(name, module, (*arguments, "--config=", *flags(config)), config.listen[-1]))
     supervisor = Supervisor([specs], log.take, startup_timeout_s=_STARTUP_TIMEOUT_S)
     try:
         await supervisor.start()

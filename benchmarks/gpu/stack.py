@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,12 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serve_coordinator(
-    peers: Peers, transport: str, speculative: SpeculativeConfig, *, max_outstanding_rounds: int = 2, **fields: Any
+    peers: Peers, transport: str, speculative: SpeculativeConfig, *, max_outstanding_rounds: int = 2, command: Sequence[str] = (), **fields: Any
 ) -> AsyncIterator[Served]:
     """A coordinator of its own process in front of the peers, all hops over one transport; connected to both.
 
     Args:
+        command: see `running`.
         fields: more of its configuration.
     """
     own = f"unix:{peers.folder}/coordinator" if transport == UNIX else f"127.0.0.1:{free_port(0)}"
@@ -130,7 +131,8 @@ async def serve_coordinator(
         speculative_config=speculative,
     )
     num_lines = len(peers.log.lines)
-    async with running(dataclasses.replace(config, **fields), log=peers.log), rpc.open_channel(own) as channel, AsyncClient(own) as client:
+    config = dataclasses.replace(config, **fields)
+    async with running(config, log=peers.log, command=command), rpc.open_channel(own) as channel, AsyncClient(own) as client:
         await client.wait_ready()
         served = Served(peers, channel, client)
         await peers.log.wait_for(f"drafter {config.drafters[0]} is there", num_lines)

@@ -1,0 +1,82 @@
+"""A coordinator process whose policy is switched while it runs, between two batches: `python -m benchmarks.gpu.switching SOCKET --flag value`.
+
+Each line that comes on the socket is a JSON object, `{"schedule": [[start, end, K], ...], "is_adaptive": false}`, and is answered by a line. What
+adaptive verification has learned stays until it is switched on again.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coordinator.__main__ import serve
+from coordinator.adaptive import LanePolicy
+from coordinator.engine import Engine
+from coordinator.lane import Lane
+from specwire.arguments import parse_flags
+from specwire.config import CoordinatorConfig
+from specwire.policy.schedule import SteadySchedule, dense_schedule
+from specwire.process import run_service
+
+Schedule = Sequence[Sequence[int]]
+
+
+@dataclass(slots=True)
+class Switch:
+    """The policies of an engine's lanes.
+
+    Args:
+        policies: of lanes, which have them only while adaptive verification is on.
+    """
+
+    engine: Engine
+    policies: dict[Lane, LanePolicy] = field(default_factory=dict)
+    server: asyncio.Server | None = None
+
+    async def listen(self, path: str) -> None:
+        """Takes switches on a Unix socket; one that a process before this one has left there is replaced."""
+        self.server = await asyncio.start_unix_server(self._serve, path)
+
+    def set(self, schedule: Schedule, *, is_adaptive: bool) -> None:
+        """For all steps from now on; no lane may run a sequence."""
+        description = self.engine.description
+        assert description is not None, "a policy is switched before a verifier was reached"
+        for lane in self.engine.lanes:
+            assert not lane.running, f"a policy is switched while lane {lane.index} runs {len(lane.running)} sequences"
+            if lane.policy is not None:
+                self.policies[lane] = lane.policy
+            lane.schedule = SteadySchedule(dense_schedule(schedule, lane.num_speculative_tokens, description.max_num_seqs))
+            lane.policy = self.policies[lane] if is_adaptive else None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            wanted = json.loads(line)
+            self.set(wanted["schedule"], is_adaptive=wanted["is_adaptive"])
+            writer.write(b"done\n")
+            await writer.drain()
+        writer.close()
+
+
+async def switch_policy(path: str, schedule: Schedule, *, is_adaptive: bool) -> None:
+    """Switches the policy of the coordinator that listens there.
+
+    Args:
+        schedule: K by batch size; with adaptive verification its ceiling.
+    """
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(json.dumps({"schedule": [list(entry) for entry in schedule], "is_adaptive": is_adaptive}).encode() + b"\n")
+    answer = await reader.readline()
+    writer.close()
+    assert answer == b"done\n", f"the coordinator answers {answer!r} to a switch of its policy; its log says why"
+
+
+def main() -> None:
+    """Entry point."""
+    path, *flags = sys.argv[1:]
+    config = parse_flags(CoordinatorConfig, "python -m benchmarks.gpu.switching", flags)
+    run_service("coordinator", lambda: serve(config, lambda engine: Switch(engine).listen(path)))
+
+
+if __name__ == "__main__":
+    main()
