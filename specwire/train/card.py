@@ -50,9 +50,10 @@ On held-out prompts of the same kind, drafts the head's most likely tokens, no t
 {_row("greedy", evaluation.greedy)}
 {_row(f"temperature {data.temperature:g}", evaluation.sampled)}
 
-The probability that the head gives to its draft predicts acceptance with an expected calibration error of {_percent(evaluation.raw_calibration_error)},
-after a logistic fit by position {_percent(evaluation.calibration_error)} (area under the curve {_percent(evaluation.area_under_curve)};
-with margin and entropy as further inputs {_percent(evaluation.wide_calibration_error)} and {_percent(evaluation.wide_area_under_curve)}).
+The probability that the head gives to its draft, as a prediction of acceptance: expected calibration error
+{_percent(evaluation.raw_calibration_error)}; after a logistic fit by position {_percent(evaluation.calibration_error)},
+area under the curve {_percent(evaluation.area_under_curve)}; with margin and entropy as further inputs
+{_percent(evaluation.wide_calibration_error)} and {_percent(evaluation.wide_area_under_curve)}.
 The fit is in `config.json` (`confidence_calibration`: P(accepted, if all before are) = sigmoid(weight x log-odds + bias), by position).
 All figures: `evaluation.json`.
 
