@@ -205,6 +205,7 @@ class HttpConfig:
     processes: int = option(1, "processes that share the addresses, and add up in one scrape", low=1, high=MAX_REPLICAS)
     served_model_name: tuple[str, ...] = option((), "names that requests may give as model, the one in answers first; none = the coordinator's")
     cors_origins: tuple[str, ...] = option((), "origins of web pages that may call, such as https://chat.example.com, or *; none = only its own")
+    metrics_listen: str = option("", "host:port of the metrics alone, without TLS, beside /metrics", pattern="(?!unix:).*", lowest_port=0)
     vllm_metrics: bool = option(False, "vLLM's names of metrics beside ours, with the coordinator's numbers")
     max_body_mb: int = option(16, "largest body of a request in MiB", low=1, high=MAX_MESSAGE_MB)
     max_message_mb: int = option(64, "largest gRPC message in MiB; at most the coordinator's", low=1, high=MAX_MESSAGE_MB)

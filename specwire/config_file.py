@@ -11,7 +11,17 @@ from typing import Any
 
 import yaml
 
-from specwire.config import DEFAULT_FILE, FILE_VARIABLE, MAX_REPLICAS, ClientConfig, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig
+from specwire.config import (
+    DEFAULT_FILE,
+    FILE_VARIABLE,
+    MAX_REPLICAS,
+    ClientConfig,
+    CoordinatorConfig,
+    DrafterConfig,
+    HttpConfig,
+    UpConfig,
+    VerifierConfig,
+)
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, ListedDrafter, Problem, Setting, Source
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig

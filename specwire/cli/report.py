@@ -32,6 +32,8 @@ def print_report(console: Console, stack: Stack, verifiers: Sequence[ServiceDesc
 def service_rows(stack: Stack, verifiers: Sequence[ServiceDescription], drafters: Sequence[ServiceDescription]) -> Rows:
     """(service, address, what it runs)."""
     rows = [("coordinator", stack.address, "clients call here")]
+    if stack.http is not None:
+        rows.append(("http", stack.http.listen[0], "OpenAI-compatible clients call here"))
     rows += [
         ("drafter", config.listen[0], " ".join(filter(None, (description.method, description.model_id, description.dtype))))
         for config, description in zip(stack.drafters, drafters, strict=True)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specwire.cli.gpu_shares import share_gpus
-from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig, flags
-from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Setting, Source, resolve
+from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig, flags
+from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Resolved, Setting, Source, resolve
 from specwire.errors import InvalidArgumentError
 from specwire.launch import ServiceSpec
 
-ServiceConfig = VerifierConfig | DrafterConfig | CoordinatorConfig
-AnyConfig = TypeVar("AnyConfig", VerifierConfig, DrafterConfig, CoordinatorConfig)
+ServiceConfig = VerifierConfig | DrafterConfig | CoordinatorConfig | HttpConfig
+AnyConfig = TypeVar("AnyConfig", VerifierConfig, DrafterConfig, CoordinatorConfig, HttpConfig)
+Speculative = TypeVar("Speculative", VerifierConfig, CoordinatorConfig)
 
 _ORIGIN = "specwire up"
 
@@ -28,12 +29,14 @@ class StackOptions:
         verifier: of each of the up.verifiers verifiers.
         drafters: of each drafter; empty = plain decoding.
         coordinator: its first address is where clients call; port 0 = any free one.
+        http: None = no HTTP API.
     """
 
     up: UpConfig
     verifier: VerifierConfig
     drafters: tuple[DrafterConfig, ...]
     coordinator: CoordinatorConfig
+    http: HttpConfig | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Stack:
     verifiers: tuple[VerifierConfig, ...]
     drafters: tuple[DrafterConfig, ...]
     coordinator: CoordinatorConfig
+    http: HttpConfig | None
 
     @property
     def address(self) -> str:
@@ -58,8 +62,9 @@ class Stack:
         """The processes in the order of starting: the coordinator needs the verifiers and measures nothing of a drafter that loads."""
         drafters = [_spec(_numbered("drafter", index, self.drafters), "drafter_svc", config) for index, config in enumerate(self.drafters)]
         verifiers = [_spec(_numbered("verifier", index, self.verifiers), "verifier_svc", config) for index, config in enumerate(self.verifiers)]
-        # Stopping goes backwards: coordinator, drafters, verifiers. Without drafters there is no group for them.
-        return [group for group in (verifiers, drafters, [_spec("coordinator", "coordinator", self.coordinator, essential=True)]) if group]
+        http = [] if self.http is None else [_spec("http", "specwire.http", self.http, health=self.http.health_listen)]
+        # Stopping goes backwards: HTTP, coordinator, drafters, verifiers. Without drafters there is no group for them.
+        return [group for group in (verifiers, drafters, [_spec("coordinator", "coordinator", self.coordinator, essential=True)], http) if group]
 
 
 def resolve_stack(sources: Sequence[Source], num_cores: int | None = None) -> StackOptions:
@@ -84,7 +89,7 @@ def resolve_stack(sources: Sequence[Source], num_cores: int | None = None) -> St
     listen = coordinator.config.listen
     if coordinator.origins["listen"] == DEFAULT or up.origins["port"] != DEFAULT:
         listen = (f"127.0.0.1:{up.config.port}",)
-    options = StackOptions(up.config, verifier, drafters, dataclasses.replace(coordinator.config, listen=listen))
+    options = StackOptions(up.config, verifier, drafters, dataclasses.replace(coordinator.config, listen=listen), _resolve_http(up, sources))
     if not drafters or options.coordinator.speculative_config.method is None:
         options = without_drafters(options)
     verifier, drafters = share_gpus(up.config.verifiers, options.verifier, options.drafters)
@@ -113,12 +118,14 @@ def plan_stack(options: StackOptions, folder: Path) -> Stack:
         verifiers=tuple(config.listen[0] for config in verifiers),
         drafters=tuple(config.listen[0] for config in drafters),
     )
-    taken = {int(address.rpartition(":")[2]) for address in options.coordinator.listen if not address.startswith("unix:")}
-    return Stack(
-        tuple(_with_free_ports(config, taken) for config in verifiers),
-        tuple(_with_free_ports(config, taken) for config in drafters),
-        _with_free_ports(coordinator, taken),
-    )
+    listen = options.coordinator.listen + (() if options.http is None else options.http.listen)
+    taken = {int(address.rpartition(":")[2]) for address in listen if not address.startswith("unix:")}
+    verifiers = [_with_free_ports(config, taken) for config in verifiers]
+    drafters = [_with_free_ports(config, taken) for config in drafters]
+    coordinator, http = _with_free_ports(coordinator, taken), options.http
+    if http is not None:
+        http = dataclasses.replace(_with_free_ports(http, taken), coordinator=coordinator.listen[-1], health_listen=f"unix:{folder}/http")
+    return Stack(tuple(verifiers), tuple(drafters), coordinator, http)
 
 
 def resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tuple[DrafterConfig, ...]:
@@ -158,7 +165,7 @@ def _resolve_listed(entry: ListedDrafter, sources: Sequence[Source]) -> DrafterC
     return config
 
 
-def _plain(config: AnyConfig) -> AnyConfig:
+def _plain(config: Speculative) -> Speculative:
     speculative = dataclasses.replace(config.speculative_config, method=None, model=None)
     return dataclasses.replace(config, speculative_config=speculative)
 
@@ -171,7 +178,8 @@ def _with_free_ports(config: AnyConfig, taken: set[int]) -> AnyConfig:
     """Its addresses beside `listen` (metrics_listen), at ports that are not taken."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
-        if field.name.endswith("_listen") and (address := getattr(config, field.name)):
+        address = getattr(config, field.name)
+        if field.name.endswith("_listen") and address and not address.startswith("unix:"):
             host, _, port = address.rpartition(":")
             number = int(port)
             while number and number in taken:
@@ -185,6 +193,16 @@ def _numbered(kind: str, index: int, all_of_kind: tuple[object, ...]) -> str:
     return kind if len(all_of_kind) == 1 else f"{kind}-{index}"
 
 
-def _spec(name: str, module: str, config: ServiceConfig, essential: bool = False) -> ServiceSpec:
+def _resolve_http(up: Resolved[UpConfig], sources: Sequence[Source]) -> HttpConfig | None:
+    """None where it is not wanted."""
+    if not up.config.http:
+        return None
+    http = resolve(HttpConfig, "http", sources)
+    if http.origins["listen"] == DEFAULT or up.origins["http_port"] != DEFAULT:
+        return dataclasses.replace(http.config, listen=(f"127.0.0.1:{up.config.http_port}",))
+    return http.config
+
+
+def _spec(name: str, module: str, config: ServiceConfig, essential: bool = False, health: str = "") -> ServiceSpec:
     # The flags are complete: a file that the environment names would add what was overridden here.
-    return ServiceSpec(name, module, ("--config=", *flags(config)), config.listen[-1], essential)
+    return ServiceSpec(name, module, ("--config=", *flags(config)), health or config.listen[-1], essential)

@@ -19,7 +19,7 @@ from specwire import rpc
 from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
 from specwire.cli.stack import Stack, StackOptions, check_model, plan_stack
-from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig
+from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig, HttpConfig
 from specwire.console import make_console
 from specwire.errors import FailedPreconditionError, SpecwireError, UnavailableError
 from specwire.launch import Supervisor
@@ -40,10 +40,13 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
     check_engine()
     check_model(options.verifier.model)
     for drafter in options.drafters:
-        if drafter.speculative_config.method == "draft_model":
-            check_model(drafter.speculative_config.model or "")
+        if drafter.speculative_config.has_model and drafter.speculative_config.model:
+            check_model(drafter.speculative_config.model)
     listen = tuple(map(free_address, options.coordinator.listen))
     options = dataclasses.replace(options, coordinator=dataclasses.replace(options.coordinator, listen=listen))
+    if options.http is not None:
+        listen = tuple(free_address(address, "--http-port") for address in options.http.listen)
+        options = dataclasses.replace(options, http=dataclasses.replace(options.http, listen=listen))
     set_up_logging("up")
     with tempfile.TemporaryDirectory(prefix="specwire-") as folder:
         stack = plan_stack(options, Path(folder))
@@ -111,6 +114,8 @@ async def _present(stack: Stack, with_demo: bool) -> None:
     )
     for line in how_to_call(stack.coordinator, takes_text=not stack.verifiers[0].skip_tokenizer):
         console.print(f"  {line}", markup=False, soft_wrap=True)
+    if stack.http is not None:
+        console.print(f"OpenAI-compatible HTTP API: {base_url(stack.http)}", style="bold", markup=False, soft_wrap=True)
 
 
 def how_to_call(coordinator: CoordinatorConfig, *, takes_text: bool = True) -> list[str]:
@@ -133,6 +138,12 @@ def how_to_call(coordinator: CoordinatorConfig, *, takes_text: bool = True) -> l
     return [f'{key}{program} generate "The capital of France is"{options}', f'{client}("The capital of France is").text)']
 
 
+def base_url(config: HttpConfig) -> str:
+    """What OpenAI's clients need to know."""
+    host, separator, port = config.listen[0].rpartition(":")
+    return f"{'https' if config.tls_cert else 'http'}://{_LOOPBACK.get(host, host)}{separator}{port}/v1"
+
+
 def print_line(abandoned: asyncio.Event, name: str, line: str) -> None:
     """A service's log line on stderr, with its name in front; the event is set when nobody reads it any more."""
     if abandoned.is_set():
@@ -150,15 +161,15 @@ def check_engine() -> None:
         raise FailedPreconditionError(f"`specwire up` runs models, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
 
 
-def free_address(address: str) -> str:
-    """The address, with any free port for port 0. Raises UnavailableError if its port can't be bound now."""
+def free_address(address: str, option: str = "--port") -> str:
+    """The address, with any free port for port 0. Raises UnavailableError if its port can't be bound now: `option` gives another one."""
     if address.startswith("unix:"):
         return address
     host, _, port = address.rpartition(":")
-    return f"{host}:{free_port(int(port), host)}"
+    return f"{host}:{free_port(int(port), host, option)}"
 
 
-def free_port(port: int, host: str = "127.0.0.1") -> int:
+def free_port(port: int, host: str = "127.0.0.1", option: str = "--port") -> int:
     """The port, or any free one for 0. Raises UnavailableError if it can't be bound now."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -169,4 +180,4 @@ def free_port(port: int, host: str = "127.0.0.1") -> int:
             return bound
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise UnavailableError(f"port {port} on {host} can't be used ({reason}); stop what uses it, or choose another one with --port") from error
+        raise UnavailableError(f"port {port} on {host} can't be used ({reason}); stop what uses it, or choose another one with {option}") from error

@@ -62,6 +62,13 @@ def make_app(service: HttpService, config: HttpConfig) -> ASGIApp:
     )
 
 
+def make_metrics_app(service: HttpService) -> ASGIApp:
+    """The metrics alone."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    _Adder(app, service)("GET", "/metrics", _metrics(service))
+    return app
+
+
 class _Adder:
     """Adds paths to an application, whose errors all look alike."""
 

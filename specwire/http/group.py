@@ -30,16 +30,18 @@ async def serve_group(config: HttpConfig) -> None:
         UnavailableError: an address can't be bound.
     """
     stop_signal = asyncio.create_task(wait_for_stop_signal())
-    for address in config.listen:
+    wanted = (*config.listen, *filter(None, [config.metrics_listen]))
+    for address in wanted:
         bind(address, is_shared=False).close()  # says if somebody else, who shares it too, serves there
     # They hold the ports, also those that were chosen, but take no connections: only sockets that listen do.
-    holders = [bind(address, is_shared=True) for address in config.listen]
-    addresses = tuple(bound_address(address, bound) for address, bound in zip(config.listen, holders, strict=True))
+    holders = [bind(address, is_shared=True) for address in wanted]
+    chosen = [bound_address(address, bound) for address, bound in zip(wanted, holders, strict=True)]
+    addresses = tuple(chosen[: len(config.listen)])
     upstream, health = Upstream(config), HealthService(config.health_listen)
     with tempfile.TemporaryDirectory(prefix="specwire-http-") as folder:
         path = Path(folder, "counts")
         Board.make(LAYOUT, path, config.processes)
-        own = dataclasses.replace(config, listen=addresses, health_listen="")
+        own = dataclasses.replace(config, listen=addresses, metrics_listen="".join(chosen[len(addresses) :]))
         specs = [_spec(index, path, dataclasses.replace(own, health_listen=f"unix:{folder}/{index}")) for index in range(config.processes)]
         supervisor = Supervisor([specs], _pass_on, grace_s=config.grace_s + _LAST_WORDS_S)
         tasks: list[asyncio.Task[None]] = []

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,26 +17,24 @@ _LAST_WORDS_S = 2
 """What connections get at the end, in which nothing runs any more."""
 
 
+class Site(NamedTuple):
+    """An ASGI application, the bound sockets on which it is served, and the TLS of those; None = without."""
+
+    app: ASGIApp
+    sockets: Sequence[socket.socket]
+    context: ssl.SSLContext | None = None
+
+
 class WebServer:
-    """Serves an ASGI application over HTTP/1.1.
+    """Serves ASGI applications over HTTP/1.1.
 
     Args:
-        app: answers.
-        sockets: bound ones: those that may have TLS, and those that never have it.
-        context: TLS of the former; None = without.
+        sites: those without sockets are left out.
         keep_alive_s: how long idle connections are kept.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        sockets: tuple[Sequence[socket.socket], Sequence[socket.socket]],
-        context: ssl.SSLContext | None,
-        keep_alive_s: int,
-    ) -> None:
-        self._servers = [
-            (_Server(_config(app, tls, keep_alive_s)), list(bound)) for bound, tls in zip(sockets, (context, None), strict=True) if bound
-        ]
+    def __init__(self, sites: Sequence[Site], keep_alive_s: int) -> None:
+        self._servers = [(_Server(_config(site, keep_alive_s)), list(site.sockets)) for site in sites if site.sockets]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -71,9 +70,9 @@ class _Server(uvicorn.Server):
         self.has_started.set()
 
 
-def _config(app: ASGIApp, context: ssl.SSLContext | None, keep_alive_s: int) -> uvicorn.Config:
+def _config(site: Site, keep_alive_s: int) -> uvicorn.Config:
     config = uvicorn.Config(
-        app,
+        site.app,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -85,5 +84,5 @@ def _config(app: ASGIApp, context: ssl.SSLContext | None, keep_alive_s: int) -> 
         timeout_graceful_shutdown=_LAST_WORDS_S,
     )
     config.load()
-    config.ssl = context  # one whose certificate can change
+    config.ssl = site.context  # one whose certificate can change
     return config

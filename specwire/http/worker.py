@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import socket
 import sys
 from pathlib import Path
 
 from specwire.arguments import parse_flags
 from specwire.config import HttpConfig
-from specwire.http.app import make_app
+from specwire.http.app import make_app, make_metrics_app
 from specwire.http.board import Board
 from specwire.http.health import HealthService
 from specwire.http.lifetime import Lifetime
@@ -15,7 +16,7 @@ from specwire.http.metrics import FAILED_RELOADS, LAYOUT, READY
 from specwire.http.service import HttpService
 from specwire.http.sockets import Certificates, bind, bound_address
 from specwire.http.upstream import Upstream
-from specwire.http.web_server import WebServer
+from specwire.http.web_server import Site, WebServer
 from specwire.process import run_service
 from specwire.rpc import is_local, wait_for_stop_signal
 from specwire.tls import server_tls
@@ -35,12 +36,13 @@ async def serve(config: HttpConfig, board: Board) -> None:
     certificates = None if tls is None else Certificates(tls, lambda: board.add(FAILED_RELOADS))
     sockets = [bind(address, is_shared=config.processes > 1) for address in config.listen]
     addresses = [bound_address(address, bound) for address, bound in zip(config.listen, sockets, strict=True)]
+    metrics_sockets = [bind(config.metrics_listen, is_shared=config.processes > 1)] if config.metrics_listen else []
+    for bound in metrics_sockets:
+        logger.info("metrics on http://%s/metrics", bound_address(config.metrics_listen, bound))
     _warn_if_exposed(addresses, has_tls=tls is not None)
     upstream, lifetime, health = Upstream(config), Lifetime(), HealthService(config.health_listen)
     service = HttpService(config, upstream, lifetime, board)
-    is_path = [address.startswith("unix:") for address in addresses]
-    of_kind = [[bound for bound, is_unix in zip(sockets, is_path, strict=True) if is_unix == wanted] for wanted in (False, True)]
-    server = WebServer(make_app(service, config), (of_kind[0], of_kind[1]), certificates.context if certificates else None, config.keep_alive_s)
+    server = WebServer(_sites(service, config, sockets, metrics_sockets, certificates), config.keep_alive_s)
     tasks: list[asyncio.Task[None]] = []
     try:
         await health.start()
@@ -61,6 +63,20 @@ async def serve(config: HttpConfig, board: Board) -> None:
         await asyncio.gather(*tasks, health.stop(), lifetime.drain(config.grace_s), return_exceptions=True)
         await server.stop()
         await upstream.close()
+
+
+def _sites(
+    service: HttpService, config: HttpConfig, sockets: list[socket.socket], metrics_sockets: list[socket.socket], certificates: Certificates | None
+) -> list[Site]:
+    """Unix sockets never have TLS: they rely on file rights."""
+    app = make_app(service, config)
+    paths = [bound for bound in sockets if bound.family == socket.AF_UNIX]
+    ports = [bound for bound in sockets if bound.family != socket.AF_UNIX]
+    return [
+        Site(app, ports, certificates.context if certificates else None),
+        Site(app, paths),
+        Site(make_metrics_app(service), metrics_sockets),
+    ]
 
 
 async def _follow(service: HttpService, upstream: Upstream, health: HealthService, board: Board, addresses: list[str]) -> None:

@@ -231,7 +231,7 @@ def test_show_with_wrong_arguments(arguments: tuple[str, ...]) -> None:
 def test_show_says_what_up_would_start() -> None:
     Path("specwire.yaml").write_text(FILE + "up: {port: 7, verifiers: 2}\n")
     starts = shown("--set", "verifier.num_threads=1")["up_starts"]
-    assert list(starts) == ["verifier-0", "verifier-1", "drafter-0", "drafter-1", "drafter-2", "coordinator"]
+    assert list(starts) == ["verifier-0", "verifier-1", "drafter-0", "drafter-1", "drafter-2", "coordinator", "http"]
     assert {"--listen=unix:SOCKETS/verifier-1", "--num-threads=1"} <= set(starts["verifier-1"])
     assert "--max-num-seqs=32" in starts["drafter-2"], "a drafter may have to take the sequences of both verifiers"
     coordinator = starts["coordinator"]

@@ -43,7 +43,7 @@ def _console_lines(text: str) -> Iterator[str]:
 
 
 def starts_services(command: str) -> bool:
-    return bool(re.match(r"specwire (up|verifier|drafter|coordinator)\b", command))
+    return bool(re.match(r"specwire (up|verifier|drafter|coordinator|http)\b", command))
 
 
 CALLS = [command for command in documented() if not starts_services(command)]
@@ -130,11 +130,11 @@ def test_a_start_is_understood(command: str, monkeypatch: pytest.MonkeyPatch, tm
 
     from specwire.arguments import parse_flags
     from specwire.cli import app
-    from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
+    from specwire.config import CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig
 
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
-    kinds = {"verifier": VerifierConfig, "drafter": DrafterConfig, "coordinator": CoordinatorConfig}
+    kinds = {"verifier": VerifierConfig, "drafter": DrafterConfig, "coordinator": CoordinatorConfig, "http": HttpConfig}
     if words[0] in kinds:
         for name in re.findall(r"[\w-]+\.(?:crt|key|pem|yaml)", command):
             (tmp_path / name).touch()

@@ -8,7 +8,7 @@ import pytest
 
 from specwire.arguments import parse_flags
 from specwire.cli.stack import StackOptions, plan_stack, resolve_stack
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
+from specwire.config import CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig
 from specwire.config_file import read_config_file, read_override
 from specwire.config_layers import ConfigError
 from specwire.speculative_config import SpeculativeConfig
@@ -93,7 +93,7 @@ drafters:
     assert from_file(text).coordinator.speculative_config == SpeculativeConfig(num_speculative_tokens=4)
     assert ngram.method == "ngram"
     assert [spec.name for group in plan_stack(from_file(text), FOLDER).groups() for spec in group] == [
-        "verifier", "drafter-0", "drafter-1", "drafter-2", "coordinator",
+        "verifier", "drafter-0", "drafter-1", "drafter-2", "coordinator", "http",
     ]  # fmt: skip
     assert from_file(text, "drafters=[{method: ngram}]").drafters == (from_file(text, "drafters=[{}]").drafters)
     assert [config.device for config in from_file(text, "drafter.device=cpu").drafters] == ["cpu"] * 3, "the stronger source wins"
@@ -107,7 +107,7 @@ def test_plain_decoding_needs_no_drafter(override: str) -> None:
     assert stack.coordinator.drafters == ()
     assert stack.coordinator.speculative_config.method is None
     assert stack.verifiers[0].speculative_config.method is None
-    assert [[spec.name for spec in group] for group in stack.groups()] == [["verifier"], ["coordinator"]]
+    assert [[spec.name for spec in group] for group in stack.groups()] == [["verifier"], ["coordinator"], ["http"]]
 
 
 @pytest.mark.parametrize(("num_verifiers", "num_cores", "num_threads"), [(1, 2, 0), (2, 2, 1), (2, 8, 4), (3, 2, 1)])
@@ -164,12 +164,26 @@ def test_processes_get_their_configuration_as_flags(monkeypatch: pytest.MonkeyPa
         [("verifier-0", "verifier_svc", False), ("verifier-1", "verifier_svc", False)],
         [("drafter", "drafter_svc", False)],
         [("coordinator", "coordinator", True)],
+        [("http", "specwire.http", False)],
     ]
     monkeypatch.setenv("SPECWIRE_CONFIG", "no-such-file")  # theirs are complete
     assert parse_flags(VerifierConfig, "verifier", groups[0][1].arguments) == stack.verifiers[1]
     assert parse_flags(DrafterConfig, "drafter", groups[1][0].arguments) == stack.drafters[0]
     assert parse_flags(CoordinatorConfig, "coordinator", groups[2][0].arguments) == stack.coordinator
-    assert [spec.address for group in groups for spec in group][-1] == "unix:sockets/coordinator"
+    assert parse_flags(HttpConfig, "http", groups[3][0].arguments) == stack.http
+    assert [spec.address for group in groups for spec in group][-2:] == ["unix:sockets/coordinator", "unix:sockets/http"]
+
+
+def test_http_calls_the_coordinator_of_the_stack() -> None:
+    http = plan_stack(options(), FOLDER).http
+    assert http == HttpConfig(listen=("127.0.0.1:8000",), coordinator="unix:sockets/coordinator", health_listen="unix:sockets/http")
+    assert plan_stack(options("up.http=false"), FOLDER).http is None
+    http = plan_stack(options("http.listen=0.0.0.0:9", "http.processes=2", "http.metrics_listen=h:9"), FOLDER).http
+    assert http is not None
+    assert (http.listen, http.processes, http.metrics_listen) == (("0.0.0.0:9",), 2, "h:10")
+    http = plan_stack(options("http.listen=0.0.0.0:9", "up.http_port=7"), FOLDER).http
+    assert http is not None
+    assert http.listen == ("127.0.0.1:7",)
 
 
 def test_metrics_ports_follow_each_other() -> None:

@@ -24,6 +24,8 @@ class Up:
     """A running `specwire up`; its output is collected while it runs."""
 
     def __init__(self, folder: Path, *options: str, timeout_s: float = TIMEOUT_S) -> None:
+        if "--http-port" not in options:  # whose default every other test would need, too
+            options = (*options, "--no-http")
         self.timeout_s = timeout_s
         # Elsewhere than in the checkout, whose real services would be found first.
         command = [sys.executable, "-m", "specwire.cli", "up", *options]
@@ -117,7 +119,7 @@ def test_a_pipe_that_nobody_reads_stops_in_order(
     events: Path, tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: str
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(socket_dir))
-    command = [sys.executable, "-m", "specwire.cli", "up", "--port", "0"]
+    command = [sys.executable, "-m", "specwire.cli", "up", "--port", "0", "--no-http"]
     shell = f'"$@" {streams} true; wait'  # which is gone before anything is written
     result = subprocess.run(["bash", "-c", shell, "bash", *command], cwd=tmp_path, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
     assert "Traceback" not in result.stderr

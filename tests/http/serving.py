@@ -18,7 +18,7 @@ from specwire.http.metrics import LAYOUT
 from specwire.http.service import HttpService
 from specwire.http.sockets import bind, bound_address
 from specwire.http.upstream import Upstream
-from specwire.http.web_server import WebServer
+from specwire.http.web_server import Site, WebServer
 from tests.client.served import CHAT_TEMPLATE
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.scripted.drafter import ScriptedDrafter
@@ -86,7 +86,7 @@ async def http_served(
         upstream, lifetime, board = Upstream(http_config), Lifetime(), Board(LAYOUT)
         service = HttpService(http_config, upstream, lifetime, board)
         service.serves = True
-        server = WebServer(make_app(service, http_config), ([bound], []), None, http_config.keep_alive_s)
+        server = WebServer([Site(make_app(service, http_config), [bound])], http_config.keep_alive_s)
         await server.start()
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=30.0)
         try:

@@ -10,12 +10,13 @@ import yaml
 
 from coordinator import exposition
 from drafter_svc import metrics as drafter_metrics
+from specwire.http import metrics as http_metrics
 from specwire.metrics import Metric
 from tests.metrics.scrape import series_of
 from verifier_svc import metrics as verifier_metrics
 
 ROOT = Path(__file__).parents[2]
-SERVICES = {"Coordinator": exposition.METRICS, "Verifier": verifier_metrics.METRICS, "Drafter": drafter_metrics.METRICS}
+SERVICES = {"Coordinator": exposition.METRICS, "Verifier": verifier_metrics.METRICS, "Drafter": drafter_metrics.METRICS, "HTTP": http_metrics.METRICS}
 ALL = {name: metric for metrics in SERVICES.values() for metric in metrics for name in series_of(metric)}
 OBSERVABILITY = ROOT / "deploy" / "observability"
 PROMETHEUS_LABELS = {"le", "instance", "job"}
@@ -81,7 +82,7 @@ def test_prometheus_reads_every_service() -> None:
     found = {job["job_name"]: job["dns_sd_configs"][0] for job in config["scrape_configs"]}
     assert {name: entry["names"] for name, entry in found.items()} == {f"specwire-{name.lower()}": [name.lower()] for name in SERVICES}
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
-    for service in ("coordinator", "verifier", "drafter"):
+    for service in ("coordinator", "http", "verifier", "drafter"):
         port = found[f"specwire-{service}"]["port"]
         assert f"--metrics-listen=0.0.0.0:{port}" in compose["services"][service]["command"]
 

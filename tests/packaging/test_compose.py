@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from specwire.arguments import parse_flags
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
+from specwire.config import CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig
 from specwire.config_file import read_config_file
 
-CONFIGS = {"coordinator": CoordinatorConfig, "verifier": VerifierConfig, "drafter": DrafterConfig}
-OURS = ("coordinator", "verifier", "drafter", "verifier-gpu", "drafter-gpu")
+CONFIGS = {"coordinator": CoordinatorConfig, "http": HttpConfig, "verifier": VerifierConfig, "drafter": DrafterConfig}
+OURS = ("coordinator", "http", "verifier", "drafter", "verifier-gpu", "drafter-gpu")
 PROFILES = ("", "cpu", "gpu", "observability", "cpu,observability", "gpu,observability")
 VARIABLE = re.compile(r"\$\{([A-Z_]+):-([^}]*)\}")
-TLS_FLAGS = ("--tls-cert=", "--tls-key=", "--tls-ca=", "--tls-client-auth=", "--api-keys=")
+TLS_FLAGS = ("--coordinator-tls-ca=", "--tls-cert=", "--tls-key=", "--tls-ca=", "--tls-client-auth=", "--api-keys=")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def test_tls_override_is_valid(root: Path) -> None:
 
 def test_plain_up_is_the_cpu_stack(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMPOSE_PROFILES", raising=False)
-    assert set(compose(root, "config", "--services").stdout.split()) == {"coordinator", "verifier", "drafter"}
-    assert set(compose(root, "--profile=gpu", "config", "--services").stdout.split()) == {"coordinator", "verifier-gpu", "drafter-gpu"}
+    assert set(compose(root, "config", "--services").stdout.split()) == {"coordinator", "http", "verifier", "drafter"}
+    assert set(compose(root, "--profile=gpu", "config", "--services").stdout.split()) == {"coordinator", "http", "verifier-gpu", "drafter-gpu"}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -77,9 +77,9 @@ def test_services_understand_their_commands(root: Path, stack: dict[str, Any], n
     assert service == name.removesuffix("-gpu")
     # The health check works with TLS too, since a Unix socket has none.
     assert stack["services"][name]["healthcheck"]["test"] == ["CMD", "python", "-m", "specwire.health"]
-    assert stack["services"][name]["environment"]["SPECWIRE_HEALTH_ADDRESS"] == config.listen[1]
+    assert stack["services"][name]["environment"]["SPECWIRE_HEALTH_ADDRESS"] == (config.health_listen if service == "http" else config.listen[1])
     assert config.metrics_listen == "0.0.0.0:9464"
-    if service != "coordinator":
+    if service in ("verifier", "drafter"):
         assert config.device == ("cuda" if name.endswith("-gpu") else "cpu")
 
 
@@ -91,6 +91,13 @@ def test_coordinator_finds_the_services_by_name(root: Path, stack: dict[str, Any
         reached_as = [service, *stack["services"][name].get("networks", {}).get("default", {}).get("aliases", [])]
         assert service in (name, *reached_as)
         assert getattr(coordinator, f"{service}s") == (f"{service}:{config.listen[0].rpartition(':')[2]}",)
+
+
+def test_http_finds_the_coordinator_by_name(stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECWIRE_CONFIG", "")
+    (_, http), (_, coordinator) = (parse(stack["services"][name]["command"]) for name in ("http", "coordinator"))
+    assert http.coordinator == f"coordinator:{coordinator.listen[0].rpartition(':')[2]}"
+    assert stack["services"]["http"]["ports"][0].rpartition(":")[2] == http.listen[0].rpartition(":")[2]
 
 
 def test_grace_periods(root: Path, stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

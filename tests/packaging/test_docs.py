@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
+from specwire.config import CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig
 from specwire.speculative_config import SpeculativeConfig
 
-SERVICES = (("Coordinator", CoordinatorConfig), ("Verifier", VerifierConfig), ("Drafter", DrafterConfig))
+SERVICES = (("Coordinator", CoordinatorConfig), ("Verifier", VerifierConfig), ("Drafter", DrafterConfig), ("HTTP", HttpConfig))
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "benchmarks/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 

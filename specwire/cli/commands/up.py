@@ -35,6 +35,8 @@ def up(
     ] = None,
     kv_cache_memory: Annotated[int | None, _option("Bytes for the paged KV cache of each model; 0 = what a GPU has left.", "1 GiB on a CPU")] = None,
     port: Annotated[int | None, _option("Port on 127.0.0.1 for clients; 0 = any free one.", _UP.port)] = None,
+    http_port: Annotated[int | None, _option("Port on 127.0.0.1 of the OpenAI-compatible HTTP API; 0 = any free one.", _UP.http_port)] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Serve gRPC only.")] = False,
     verifiers: Annotated[int | None, _option("Number of verifiers, each with a copy of the target model.", _UP.verifiers)] = None,
     drafters: Annotated[int | None, _option("Number of drafters, where the file does not list them.", _UP.drafters)] = None,
     no_drafter: Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")] = False,
@@ -81,14 +83,24 @@ def up(
         "kv_cache_dtype": kv_cache_dtype,
         "enable_lora": enable_lora or None,
     }
-    services = {"port": port, "verifiers": verifiers, "drafters": 0 if no_drafter else drafters, "startup_timeout_s": startup_timeout_s}
+    services = {
+        "port": port,
+        "http_port": http_port,
+        "http": False if no_http else None,
+        "verifiers": verifiers,
+        "drafters": 0 if no_drafter else drafters,
+        "startup_timeout_s": startup_timeout_s,
+    }
     metrics_listen = None if metrics_port is None else f"127.0.0.1:{metrics_port}"
     observed: dict[str, Any] = {"trace_file": trace_file, "trace_endpoint": trace_endpoint, "metrics_listen": metrics_listen}
     coordinator = observed | {"trace_sample_ratio": trace_sample_ratio}
     with exit_on_error(2):
+        if no_http and http_port is not None:
+            raise InvalidArgumentError(f"--no-http and --http-port {http_port} exclude each other; leave one out")
         if no_drafter and drafters:
             raise InvalidArgumentError(f"--no-drafter and --drafters {drafters} exclude each other; leave one out")
-        sections = {"verifier": verifier | models | observed, "drafter": models | observed, "coordinator": coordinator, "up": services}
+        front = {"coordinator": coordinator, "http": coordinator}
+        sections = {"verifier": verifier | models | observed, "drafter": models | observed, **front, "up": services}
         flags = flags_source(sections, speculative_config)
         options = resolve_stack([*read_sources(config, set_ or []), flags])
         if demo and options.verifier.skip_tokenizer:
