@@ -20,6 +20,8 @@ def num_expected(drafts: Drafts) -> float:
 class Combined:
     """Methods without a model that all know all sequences. Their scores must be on one scale; on ties the method named first goes first."""
 
+    features = None
+
     def __init__(self, methods: Sequence[Method]) -> None:
         assert len(methods) > 1, f"{len(methods)} methods need no combination"
         self._methods = methods

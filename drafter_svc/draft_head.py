@@ -18,7 +18,7 @@ from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 from specwire.sampling_params import check_choice
 
 from .head_forward import HeadForward, HeadRow
-from .method import MEASUREMENT_TENANT, Ask, Drafts
+from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes
 
 _MAX_INLINE_ROWS = 16
 """Rows without KV that a sequence may have and still be drafted for at once; with more it waits for `catch_up`."""
@@ -34,7 +34,7 @@ class FeatureSpan(NamedTuple):
     num_positions: int
 
 
-class Features(Protocol):
+class Features(FeatureNotes, Protocol):
     """Where the target's features of sequences come from; sequences are the method's, by its numbers."""
 
     def num_ready(self, seq_id: int, num_tokens: int) -> int:
@@ -94,6 +94,10 @@ class DraftHead:
     @property
     def counts(self) -> PassCounts:
         return self._forward.counts
+
+    @property
+    def features(self) -> FeatureNotes:
+        return self._features
 
     @property
     def num_free_blocks(self) -> int:

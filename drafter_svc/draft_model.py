@@ -51,6 +51,8 @@ class DraftModel:
         greedy: draft by argmax whatever the request's temperature.
     """
 
+    features = None
+
     def __init__(
         self,
         model: Decoder,

@@ -6,8 +6,10 @@ from typing import NamedTuple, Protocol
 from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
-from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+from specwire.messages import DraftOpen, FeatureHandle, RowStatus, ServiceDescription
 from specwire.phases import Phases
+
+from .feature_counts import FeatureCounts
 
 UNLIMITED_MODEL_LEN = 2**31 - 1
 """max_model_len of a method that takes sequences of any length."""
@@ -41,6 +43,27 @@ def describe_lookup(method: str, model_id: str, *, max_num_drafts: int, max_mode
     return ServiceDescription(
         model_id, "", 0, max_model_len=max_model_len, max_num_draft_tokens=max_num_drafts, max_num_seqs=max_num_seqs, method=method, device="cpu"
     )
+
+
+class FeatureNotes(Protocol):
+    """Hears where the target's features of sequences are, by the numbers of the method's own sequences."""
+
+    @property
+    def counts(self) -> FeatureCounts:
+        """What reading them took."""
+        ...
+
+    def note(self, seq_id: int, handle: FeatureHandle) -> None:
+        """What is new: blocks, and how many positions are there."""
+        ...
+
+    def grew(self, seq_id: int, num_positions: int) -> None:
+        """So many positions are there now: a token was committed behind them."""
+        ...
+
+    def stop(self) -> None:
+        """The drafter ends."""
+        ...
 
 
 class Method(Protocol):
@@ -81,6 +104,11 @@ class Method(Protocol):
 
     def catch_up(self, budget: int) -> int:
         """Background work on sequences that are too far behind to draft for: at most `budget` tokens. Returns how many it computed."""
+        ...
+
+    @property
+    def features(self) -> FeatureNotes | None:
+        """Who is to hear of the target's features; None: the method needs none."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from specwire.metrics import STEP_BOUNDS, Histogram, Metric, Sample, make_counte
 from specwire.tls import ServerCertificates
 from specwire.tracing import Tracer
 
+from .feature_counts import OUTCOMES, PATHS, FeatureCounts
 from .session import SequencePool
 
 _counter, _gauge, _histogram = partial(make_counter, "drafter"), partial(make_gauge, "drafter"), partial(make_histogram, "drafter")
@@ -27,17 +28,22 @@ FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that 
 SPANS = _counter("spans", "spans of traced requests")
 LOST_SPANS = _counter("lost_spans", "those of them that were not exported: the queue was full, or the collector or the file failed")
 BAD_TRACEPARENTS = _counter("bad_traceparents", "traceparents of rounds that name no span")
+FEATURE_SPANS = _counter("feature_spans", "ranges of positions whose features were asked for, by way and what became of them", "path", "outcome")
+FEATURE_BYTES = _counter("feature_bytes", "bytes of features that were read, by way", "path")
+UNSHARED = _counter("unshared_feature_sources", "verifiers whose memory could not be read here, so that their features come over gRPC")
 READY = _gauge("ready", "1 once drafts can be asked for")
 STREAMS = _gauge("streams", "open Draft streams")
 OPEN = _gauge("open_sequences", "sequences open over all streams")
 MAX_OPEN = _gauge("max_sequences", "most sequences that may be open")
 DRAFTING = _histogram("drafting_seconds", "one batch of drafts: all rounds that waited")
+FEATURES = _histogram("feature_seconds", "reading features of all sequences of a verifier that a batch or a chunk needs", "path")
 QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
     ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, GRAPH_PASSES, EAGER_PASSES, PASS_TOKENS, PADDED_TOKENS,
-    STREAMS_OPENED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS, READY, STREAMS, OPEN, MAX_OPEN,
-    DRAFTING, QUEUE,
+    STREAMS_OPENED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS,
+    FEATURE_SPANS, FEATURE_BYTES, UNSHARED, READY, STREAMS, OPEN, MAX_OPEN,
+    DRAFTING, QUEUE, FEATURES,
 )  # fmt: skip
 
 
@@ -53,6 +59,7 @@ class DrafterMetrics:
         self._tracer = tracer
         self._certificates: ServerCertificates | None = None
         self._passes = PassCounts()
+        self._features = FeatureCounts()
         self.num_draft_tokens = 0
         self.num_catch_up_tokens = 0
         self.num_faults = 0
@@ -71,6 +78,10 @@ class DrafterMetrics:
     def watch_passes(self, counts: PassCounts) -> None:
         """What the method counts itself."""
         self._passes = counts
+
+    def watch_features(self, counts: FeatureCounts) -> None:
+        """What reading features took."""
+        self._features = counts
 
     def ready(self) -> None:
         """Drafts can be asked for from now on."""
@@ -117,3 +128,13 @@ class DrafterMetrics:
             yield Sample(metric, (), value)
         yield Sample(DRAFTING, (), self.drafting)
         yield Sample(QUEUE, (), self.queue)
+        yield from self._collect_features()
+
+    def _collect_features(self) -> Iterator[Sample]:
+        counts = self._features
+        for path in PATHS:
+            for outcome in OUTCOMES:
+                yield Sample(FEATURE_SPANS, (path, outcome), counts.num_spans[path, outcome])
+            yield Sample(FEATURE_BYTES, (path,), counts.num_bytes[path])
+            yield Sample(FEATURES, (path,), counts.seconds[path])
+        yield Sample(UNSHARED, (), counts.num_unshared)

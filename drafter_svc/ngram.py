@@ -46,6 +46,8 @@ class Ngram:
         max_num_seqs: for the description.
     """
 
+    features = None
+
     def __init__(self, min_len: int, max_len: int, *, max_num_drafts: int, max_model_len: int = UNLIMITED_MODEL_LEN, max_num_seqs: int = 64) -> None:
         self._min_len = min_len
         self._max_len = max_len

@@ -25,6 +25,8 @@ class Suffix:
         max_num_seqs: for the description.
     """
 
+    features = None
+
     def __init__(
         self,
         limits: Limits,

@@ -113,6 +113,8 @@ class Worker:
         try:
             method = self._build()
             self.metrics.watch_passes(method.counts)
+            if method.features is not None:
+                self.metrics.watch_features(method.features.counts)
             if self._cost_budget_s:
                 self.profile = measure_draft_cost(method, self._cost_budget_s, chunk=self._chunk, context_len=self._profile_context_len)
                 method.counts.reset()
@@ -129,6 +131,8 @@ class Worker:
                 is_behind, num_batches = self._catch_up(method), 0
         for session in self._sessions:
             session.close()
+        if method.features is not None:
+            method.features.stop()
 
     def _take(self, *, wait: bool) -> list[_Job] | None:
         """The jobs of the next batch; none where there are none and `wait` is not set; None at the end.
@@ -166,6 +170,7 @@ class Worker:
             self._note_fault(error)
             return
         finished_ns = time.time_ns()
+        reading = None if method.features is None else method.features.counts.take_reading()
         if asks:
             self._num_faults = 0
             self.metrics.batch_drafted(started_ns, finished_ns)
@@ -174,7 +179,7 @@ class Worker:
             timing = RoundTiming(job.received_ns, started_ns, finished_ns)
             if rows:
                 self.metrics.round_answered(rows, started_ns - job.received_ns)
-            trace_draft(self._tracer, message, timing, rows)
+            trace_draft(self._tracer, message, timing, rows, reading)
             job.session.deliver(DraftResult(message.session, message.lane, message.round, rows, timing=timing) if rows else None)
 
     def _apply(self, job: _Job) -> list[Ask | DraftRowResult] | None:

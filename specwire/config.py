@@ -118,6 +118,7 @@ class DrafterConfig:
     prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
     profile_context_len: int = option(8192, "tokens of context behind which costs are measured at the start, as far as they fit", low=1)
     use_cuda_graphs: bool = option(True, "on CUDA draft in captured graphs; no = kernel by kernel, to look for faults")
+    share_features: bool = option(True, "draft heads: read features in the memory of verifiers of this host and user where these share it")
     grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
     gpu_memory_utilization: float = option(0.9, _UTILIZATION, low=0.01, high=1)
@@ -127,7 +128,9 @@ class DrafterConfig:
     max_message_mb: int = option(64, "largest gRPC message in MiB", low=1, high=MAX_MESSAGE_MB)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")
     tls_key: str = option("", "PEM file of its key")
-    tls_ca: str = option("", "PEM file of the authorities that clients' certificates must come from, with tls_client_auth")
+    tls_ca: str = option(
+        "", "PEM file of the authorities of verifiers, which are called with TLS for features then, and of clients, with tls_client_auth"
+    )
     tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
     trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
     trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")

@@ -83,16 +83,32 @@ def open_channel(
     Raises:
         InvalidArgumentError: a file of tls can't be used.
     """
+    options, credentials = _channel_arguments(address, max_message_bytes, server_name, tls, is_peer=is_peer)
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(address, credentials, options=options)
+    return MarkedChannel(channel, metadata) if metadata else channel
+
+
+def open_sync_channel(address: str, max_message_bytes: int, server_name: str = "", *, tls: TlsOptions | None = None) -> grpc.Channel:
+    """A channel to a peer for a thread without an event loop; arguments and errors as `open_channel`'s."""
+    options, credentials = _channel_arguments(address, max_message_bytes, server_name, tls, is_peer=True)
+    return grpc.insecure_channel(address, options) if credentials is None else grpc.secure_channel(address, credentials, options)
+
+
+def _channel_arguments(
+    address: str, max_message_bytes: int, server_name: str, tls: TlsOptions | None, *, is_peer: bool
+) -> tuple[list[tuple[str, int | str]], grpc.ChannelCredentials | None]:
+    """Options and, with TLS, credentials."""
     options: list[tuple[str, int | str]] = [*channel_options(max_message_bytes, _PEER_KEEPALIVE_MS if is_peer else _KEEPALIVE_MS)]
     if server_name:
         options.append(("grpc.default_authority", server_name))
     if tls is None or address.startswith("unix:"):
-        channel = grpc.aio.insecure_channel(address, options=options)
-    else:
-        if tls.server_name:
-            options.append(("grpc.ssl_target_name_override", tls.server_name))
-        channel = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
-    return MarkedChannel(channel, metadata) if metadata else channel
+        return options, None
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return options, channel_credentials(tls)
 
 
 class Server:

@@ -68,8 +68,8 @@ def server_tls(config: CoordinatorConfig | VerifierConfig | DrafterConfig | Http
     return ServerTls(config.tls_cert, config.tls_key, config.tls_ca if config.tls_client_auth else "") if config.tls_cert else None
 
 
-def client_tls(config: CoordinatorConfig) -> TlsOptions | None:
-    """What the coordinator calls verifiers and drafters with; None = without TLS."""
+def client_tls(config: CoordinatorConfig | DrafterConfig) -> TlsOptions | None:
+    """What a coordinator calls verifiers and drafters with, and a drafter verifiers, for features; None = without TLS."""
     return TlsOptions(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_ca else None
 
 

@@ -121,6 +121,21 @@ SPANS = (
         {"specwire.num_draft_tokens": "drafts, over all rows", "specwire.num_rows_catching_up": "rows whose prompt the drafter still computes"},
     ),
     SpanSpec(
+        "features",
+        "drafter",
+        INTERNAL,
+        ("propose",),
+        "reading the target's features that the round's drafts are made of, from the first verifier's to the last one's; inside of draft",
+        _LANE
+        | _ROUND
+        | {
+            "specwire.num_rows": "sequences in the round",
+            "specwire.wait_ms": "from the round's arrival to the start of the span",
+            "specwire.num_bytes": "bytes that were read",
+        },
+        {},
+    ),
+    SpanSpec(
         "verify",
         "coordinator",
         CLIENT,

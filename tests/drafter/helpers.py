@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from drafter_svc.method import Ask, Drafts, Method, build_method
+from drafter_svc.method import Ask, Drafts, FeatureNotes, Method, build_method
 from drafter_svc.server import DrafterServer
 from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
@@ -30,8 +30,10 @@ def open_request(
 class ScriptedMethod:
     """A drafting method without a model: `propose(tokens, num_drafts)` makes the drafts; records what the service asked of it.
 
-    emptied: set once the last open sequence was closed.
+    emptied: set once the last open sequence was closed. features: hears of the target's features, if there is one.
     """
+
+    features: FeatureNotes | None = None
 
     def __init__(self, propose: Callable[[list[int], int], list[int]] | None = None, *, max_num_drafts: int = 8, max_num_seqs: int = 64) -> None:
         self.sequences: dict[int, list[int]] = {}
