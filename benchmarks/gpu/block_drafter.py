@@ -110,6 +110,8 @@ class Synthetic:
         max_num_drafts: most drafts at once (K).
     """
 
+    features = None
+
     def __init__(self, block: BlockPass, *, max_num_drafts: int, max_num_seqs: int, max_model_len: int, vocab_size: int, device: str) -> None:
         self.counts = PassCounts()
         self._block = block

@@ -48,7 +48,10 @@ def make_request(prompt: list[int], number: int, known: KnownRate, num_draft_tok
 
 
 class KnownRates:
-    """A drafting method whose scores are the requests' true rates behind noise, drawn anew for every draft; the drafts are another method's."""
+    """A drafting method whose scores are the requests' true rates behind noise, drawn anew for every draft; the drafts are another method's, which
+    needs no features."""
+
+    features = None
 
     def __init__(self, method: Method) -> None:
         self._method = method

@@ -75,7 +75,7 @@ FULL = ParetoSizes(
     longest=512,
 )
 TINY = ParetoSizes(
-    Sizes((1, 4), 20, 250, 64, NUM_DRAFT_TOKENS, 2), num_settle=3, num_measured=((256, 40),), warm_s=0.1, median_length=8, spread=0.8, longest=24
+    Sizes((1, 4), 20, 600, 64, NUM_DRAFT_TOKENS, 2), num_settle=3, num_measured=((256, 40),), warm_s=0.1, median_length=8, spread=0.8, longest=24
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import draft, engine, invariance, services, startup, variants
+from benchmarks.gpu import draft, engine, invariance, pareto, services, startup, variants
 
 TINY = ("--device", "cpu", "--tiny", "--commit", "test")
 
@@ -44,6 +44,34 @@ def test_draft(tmp_path: Path) -> None:
     assert 1 < row["acceptance_length"] <= 6
     assert row["plain"]["acceptance_length"] == 1
     assert row["predicted_ms"] > 0
+
+
+def test_pareto(tmp_path: Path) -> None:
+    """The block drafter: every policy has its row, bars compare medians, and prompts come from the prefix cache."""
+    pareto.main([*TINY, "--out", str(tmp_path), "--only", "block-mixed", "rollout", "--concurrency", "2", "--repeats", "2"])
+    found = results(tmp_path, "pareto-block-mixed")
+    rows = {(row["policy"], row["sigma"]): row for row in found["rows"]}
+    names = ["none", *(f"K={k}" for k in pareto.FIXED), "dynamic", "adaptive"]
+    assert rows.keys() == {*((name, 0.5) for name in names), ("adaptive", 0.0)}
+    assert {row["cached_tokens"] for row in rows.values()} == {16}  # of 20: whole blocks
+    assert rows["none", 0.5]["mean_k"] == 0
+    assert rows["none", 0.5]["acceptance"] is None
+    for k in pareto.FIXED:
+        row = rows[f"K={k}", 0.5]
+        assert row["mean_k"] == pytest.approx(k, rel=0.1)
+        assert 0 < row["acceptance"] < 1
+        assert row["tok_s"] == pytest.approx(2 * row["user_tok_s"])
+    assert len(rows["adaptive", 0.5]["tok_s_of_repeats"]) == 2
+    assert rows["adaptive", 0.5]["prediction_error"] > 0
+    [beside, error] = found["bars"]
+    assert beside["value"] == pytest.approx(rows["adaptive", 0.5]["tok_s"] / rows["none", 0.5]["tok_s"])
+    assert error["value"] == rows["adaptive", 0.5]["prediction_error"]
+
+    rollout = results(tmp_path, "pareto-rollout")
+    seconds = {row["policy"]: row["seconds"] for row in rollout["rows"]}
+    assert list(seconds) == names
+    assert rollout["bars"][0]["value"] == pytest.approx(seconds["adaptive"] / seconds["none"])
+    assert all(0 <= point["k"] <= 7 for row in rollout["rows"] for point in row.get("k_over_time", []))
 
 
 def test_engine(tmp_path: Path) -> None:
