@@ -18,12 +18,12 @@ _ABOUT = "answers.json"
 
 
 def load_or_generate(
-    folder: Path, target: Target, jobs: Sequence[Job], config: DataConfig, deadline: Deadline, on_part: Callable[[int, int], None]
+    folder: Path, target: Target, jobs: Sequence[Job], config: DataConfig, deadline: Deadline, on_answers: Callable[[float, float], None]
 ) -> list[np.ndarray]:
     """The answer to each job; what the folder has is taken from it, the rest generated and saved.
 
     Args:
-        on_part: called with (answers done, answers in all).
+        on_answers: called with (answers done, answers in all).
 
     Raises:
         FailedPreconditionError: the folder has answers of another model, or to other prompts.
@@ -41,11 +41,14 @@ def load_or_generate(
         part = jobs[first : first + config.rows_per_part]
         path = folder / f"part-{number:05d}.npz"
         if not path.is_file():
-            deadline.check()
-            generated = generate(target, part, config.max_answer_tokens, config.seed * 100_003 + number, deadline.check)
-            _save(path, generated)
+
+            def on_token(share: float, num_done: int = len(answers), size: int = len(part)) -> None:
+                deadline.check()
+                on_answers(num_done + share * size, len(jobs))
+
+            _save(path, generate(target, part, config.max_answer_tokens, config.seed * 100_003 + number, on_token))
         answers += _load(path)
-        on_part(len(answers), len(jobs))
+        on_answers(len(answers), len(jobs))
     return answers
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,20 +28,25 @@ def max_rows(target: Target, num_tokens: int) -> int:
 
 
 def generate(
-    target: Target, jobs: Sequence[Job], max_new: int, seed: int, on_token: Callable[[], None] = lambda: None, num_rows: int = 0
+    target: Target, jobs: Sequence[Job], max_new: int, seed: int, on_token: Callable[[float], None] = lambda share: None, num_rows: int = 0
 ) -> list[np.ndarray]:
     """The answer to each job, at most max_new tokens, EOS included.
 
     Args:
-        on_token: called after each step of the batch; it may raise to stop.
+        on_token: called before each step with the share of all steps that is done, at least; it may raise to stop.
         num_rows: at once; 0 = `max_rows`.
     """
     num_rows = num_rows or max_rows(target, max(len(job.prompt) for job in jobs) + max_new)
     answers: list[np.ndarray] = []
     for first in range(0, len(jobs), num_rows):
         generator = torch.Generator(target.device).manual_seed(seed * 1_000_003 + first)
-        answers += _Batch(target, jobs[first : first + num_rows], max_new, generator).run(on_token)
+        batch = _Batch(target, jobs[first : first + num_rows], max_new, generator)
+        answers += batch.run(partial(_pass_on, on_token, first / len(jobs), min(num_rows, len(jobs) - first) / len(jobs)))
     return answers
+
+
+def _pass_on(on_token: Callable[[float], None], start: float, size: float, share: float) -> None:
+    on_token(start + size * share)
 
 
 class _Batch:
@@ -64,12 +70,12 @@ class _Batch:
         self._answers = torch.full((len(jobs), max_new), -1, dtype=torch.int64, device=device)
 
     @torch.no_grad()
-    def run(self, on_token: Callable[[], None]) -> list[np.ndarray]:
+    def run(self, on_token: Callable[[float], None]) -> list[np.ndarray]:
         last = self._sample(self._prefill())
         is_done = torch.isin(last, self._eos)
         self._answers[:, 0] = last
         for count in range(1, self._max_new):
-            on_token()
+            on_token(count / self._max_new)
             if count % _SHRINK_EVERY == 0:
                 is_running = ~is_done
                 num_running = int(is_running.sum())

@@ -11,6 +11,7 @@ import yaml
 from specwire.errors import InvalidArgumentError
 
 METHODS = ("eagle3", "dspark")
+_KINDS = {int: "an integer", float: "a number", str: "text"}
 
 
 def _check(name: str, value: object, is_good: bool, limit: str) -> None:
@@ -140,4 +141,4 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
         return value
     elif isinstance(value, list | tuple) and all(type(item) is int for item in value):
         return tuple(value)
-    raise InvalidArgumentError(f"recipe: {key} is {value!r}, but must be {getattr(kind, '__name__', 'a list of integers')}")
+    raise InvalidArgumentError(f"recipe: {key} is {value!r}, but must be {_KINDS.get(kind, 'a list of integers')}")

@@ -73,7 +73,9 @@ def projected(source: FeatureSource, features: torch.Tensor) -> torch.Tensor:
     assert source.projection is not None
     parts = features.unflatten(-1, (len(source.layer_ids), -1)).unbind(-2)
     if source.norms is not None:
-        parts = [torch.nn.functional.rms_norm(part, part.shape[-1:], norm.float(), source.norm_eps) for part, norm in zip(parts, source.norms, strict=True)]
+        parts = [
+            torch.nn.functional.rms_norm(part, part.shape[-1:], norm.float(), source.norm_eps) for part, norm in zip(parts, source.norms, strict=True)
+        ]
     return torch.cat(list(parts), -1) @ source.projection.float().t()
 
 

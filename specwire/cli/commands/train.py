@@ -11,6 +11,9 @@ from specwire.config import DEFAULT_MODEL
 UNFINISHED = 3
 """Exit status of a run that ended at --max-seconds; started again, it goes on."""
 
+CPU_ROWS = 32
+"""Answers that are generated at once, and saved together, on a CPU."""
+
 
 @app.command()
 def train(
@@ -52,6 +55,7 @@ def train(
                 answers_per_prompt=answers_per_prompt,
                 greedy_share=greedy_share,
                 temperature=temperature,
+                rows_per_part=CPU_ROWS if device == "cpu" else DataConfig().rows_per_part,
                 seed=seed,
             ),
             answers=answers,
