@@ -41,7 +41,7 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
     check_device(config.device)
     with phases.phase("files"):
         folder = resolve_model(spec.model, with_weights=config.load_format != "dummy")
-        fingerprint = _fingerprint(config, folder)
+        fingerprint = read_fingerprint(config, folder)
     with phases.phase("weights"), explain_out_of_memory(f"load the weights of the draft model {spec.model}", config.device, _SMALLER_MODEL):
         model = open_model(
             folder,
@@ -77,8 +77,8 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
     )
 
 
-def _fingerprint(config: DrafterConfig, folder: Path) -> str:
-    """Of the draft model's tokenizer; empty without one."""
+def read_fingerprint(config: DrafterConfig, folder: Path) -> str:
+    """Of a folder's tokenizer; empty without one."""
     if config.skip_tokenizer:
         logger.info("no tokenizer, as asked for: whether ids are the target's is seen by the size of the vocabulary only")
         return ""
@@ -102,10 +102,17 @@ def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_
 
 
 def _num_blocks(config: DrafterConfig, model: Decoder, max_model_len: int) -> int:
-    """As many blocks as the memory holds, but not more than all sequences at full length need."""
     bytes_per_block = KVCache.bytes_per_block(model.config, model.dtype)
+    return count_blocks(config, _kv_bytes(config, model, max_model_len, bytes_per_block), bytes_per_block, max_model_len)
+
+
+def count_blocks(config: DrafterConfig, num_bytes: int, bytes_per_block: int, max_model_len: int) -> int:
+    """As many blocks as the memory holds, but not more than all sequences at full length need.
+
+    Raises:
+        InvalidArgumentError: they hold no sequence to speak of.
+    """
     blocks_per_sequence = -(-max_model_len // BLOCK_SIZE)
-    num_bytes = _kv_bytes(config, model, max_model_len, bytes_per_block)
     num_blocks = min(num_bytes // bytes_per_block, config.max_num_seqs * blocks_per_sequence)
     if num_blocks < min(blocks_per_sequence, 2):
         raise InvalidArgumentError(

@@ -2,20 +2,90 @@
 
 import logging
 
+from specwire.config import DrafterConfig
+from specwire.engine.checkpoint import resolve_model
 from specwire.engine.heads.dflash import DFlashHead
 from specwire.engine.heads.dspark import DSparkHead
-from specwire.engine.heads.load import LoadedHead
+from specwire.engine.heads.load import LoadedHead, load_head
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
+from specwire.engine.memory import CPU_KV_BYTES, MemoryNeeds, allocated_bytes, decide_kv_cache_bytes, read_device_memory
 from specwire.engine.models.decoder import NUMERICS_VERSION
+from specwire.engine.models.loader import check_device
+from specwire.engine.out_of_memory import explain_out_of_memory
+from specwire.engine.runner import set_num_threads
 from specwire.errors import InvalidArgumentError
 from specwire.messages import FeatureSet, ServiceDescription
+from specwire.phases import Phases
 
 from .block import BlockForward
 from .draft_head import DraftHead, Features
+from .features import FeatureReader
 from .head_forward import HeadForward
+from .load import count_blocks, read_fingerprint
 from .sequential import SequentialForward
 
 logger = logging.getLogger(__name__)
+
+_SMALLER_HEAD = "take dtype bfloat16, or lower gpu_memory_utilization or kv_cache_memory of the verifier on this device"
+
+
+def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> DraftHead:
+    """Loads weights and allocates KV blocks, on the thread that will run the head.
+
+    Args:
+        phases: of a start that has begun already.
+
+    Raises:
+        SpecwireError: the head is missing, not supported, or for another method or target; kv_cache_memory holds no sequence, or the device's
+            memory does not suffice.
+    """
+    spec, phases = config.speculative_config, phases or Phases()
+    name = spec.model or config.target_model
+    assert isinstance(spec.method, str), f"method is {spec.method}"
+    if not name:
+        raise InvalidArgumentError("method is mtp, but neither model nor the drafter's target_model is set; name the target, which has the MTP layer")
+    set_num_threads(config.num_threads)
+    check_device(config.device)
+    with phases.phase("files"):
+        folder = resolve_model(name, is_head=True)
+        target = resolve_model(config.target_model) if config.target_model else None
+        fingerprint = read_fingerprint(config, target or folder)
+    with phases.phase("weights"), explain_out_of_memory(f"load the weights of the draft head {name}", config.device, _SMALLER_HEAD):
+        loaded = load_head(
+            folder, spec.method, target=target, max_model_len=spec.max_model_len, dtype=config.dtype, device=config.device, weights=config.weights,
+            draft_top_k=spec.dspark_draft_topk,
+        )  # fmt: skip
+    with phases.phase("KV cache"):
+        bytes_per_block = KVCache.bytes_per_block(loaded.config.layers, loaded.dtype)
+        num_blocks = count_blocks(config, _kv_bytes(config, loaded, bytes_per_block), bytes_per_block, loaded.max_model_len)
+        drafter = head_drafter(
+            loaded,
+            FeatureReader.from_config(config, loaded.source),
+            num_blocks=num_blocks,
+            max_num_drafts=spec.num_speculative_tokens,
+            max_num_seqs=config.max_num_seqs,
+            greedy=spec.draft_sample_method == "greedy",
+            model_id=name,
+            tokenizer_fingerprint=fingerprint,
+        )
+    if config.device != "cpu" and config.use_cuda_graphs:
+        logger.warning("draft heads run kernel by kernel: no graphs of them are captured")
+    dtype = drafter.description.dtype
+    logger.info("loaded %s (%s, %s) with %d KV blocks of %d tokens in %s", name, dtype, loaded.device, num_blocks, BLOCK_SIZE, phases)
+    return drafter
+
+
+def _kv_bytes(config: DrafterConfig, loaded: LoadedHead, bytes_per_block: int) -> int:
+    """Memory for the KV cache: as configured, or what this process's share of a CUDA device leaves."""
+    if config.kv_cache_memory or loaded.device.type != "cuda":
+        return config.kv_cache_memory or CPU_KV_BYTES
+    shape, block = loaded.config.layers, config.speculative_config.num_speculative_tokens + 1
+    # Some float32 tensors of the widest kinds at once: rows of layers, and logits with what drawing makes of them.
+    rows = config.prefill_chunk + config.max_num_seqs * (block + 16)
+    widths = 4 * shape.hidden_size + 3 * shape.intermediate_size + 3 * shape.num_heads * shape.head_dim
+    activations = 4 * (rows * widths + 6 * config.max_num_seqs * block * shape.vocab_size)
+    needs = MemoryNeeds(allocated_bytes(loaded.device), 0, activations, 0)
+    return decide_kv_cache_bytes(needs, read_device_memory(loaded.device), config.gpu_memory_utilization, bytes_per_block)
 
 
 def head_drafter(

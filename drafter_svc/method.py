@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from specwire.config import DrafterConfig
+from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import DraftOpen, FeatureHandle, RowStatus, ServiceDescription
@@ -160,4 +161,16 @@ def _draft_model(config: DrafterConfig) -> Method:
     return load_draft_model(config, phases)
 
 
-METHODS: dict[str, Callable[[DrafterConfig], Method]] = {"ngram": _ngram, "draft_model": _draft_model, "suffix": _suffix}
+def _head(config: DrafterConfig) -> Method:
+    phases = Phases()
+    with phases.phase("import"):
+        from .load_head import load_draft_head  # brings torch, which takes seconds
+    return load_draft_head(config, phases)
+
+
+METHODS: dict[str, Callable[[DrafterConfig], Method]] = {
+    "ngram": _ngram,
+    "draft_model": _draft_model,
+    "suffix": _suffix,
+    **dict.fromkeys(HEAD_METHODS, _head),
+}

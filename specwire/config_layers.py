@@ -9,6 +9,7 @@ from typing import Any, Generic
 from specwire.config import Config, check_field, flag_name
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
+from specwire.speculative_method import MODEL_METHODS
 
 SPECULATIVE = "speculative_config"
 DEFAULT = "default"
@@ -170,7 +171,7 @@ def merge_speculative(sources: Iterable[Settings]) -> dict[str, Setting]:
         replaced: set[str] = set()
         if "model" in source:
             replaced.add("method")
-        elif "method" in source and source["method"].value != "draft_model":
+        elif "method" in source and source["method"].value not in MODEL_METHODS:
             replaced.add("model")
         if not _RATES.isdisjoint(source) or ("rejection_sample_method" in source and source["rejection_sample_method"].value != "synthetic"):
             replaced |= _RATES

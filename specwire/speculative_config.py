@@ -7,26 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.draft_checkpoint import infer_method
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.policy.schedule import validate_schedule
 from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
+from specwire.speculative_method import METHOD_ALIASES, MODEL_METHODS, check_method, check_options, inferred_method
 
-METHODS = ("ngram", "draft_model", "suffix")
-LOOKUP_METHODS = ("ngram", "suffix")
-"""Those that run no model; lists may be made of them."""
-_LATER_METHODS = (
-    "eagle",
-    "eagle3",
-    "mtp",
-    "dflash",
-    "dspark",
-    "medusa",
-    "mlp_speculator",
-    "ngram_gpu",
-    "custom_class",
-    "extract_hidden_states",
-)
 _REJECTION_METHODS = ("strict", "synthetic")
 _REJECTION_ALIASES = {"standard": "strict"}
 _LATER_REJECTION = ("probabilistic", "block")
@@ -44,9 +29,10 @@ class SpeculativeConfig:
     """The speculative configuration that all services share.
 
     Args:
-        method: ngram (prompt lookup), suffix (the same, also in past outputs, by frequency) or draft_model; none = no drafting. A list of ngram
-            and suffix: of each sequence and step the draft of which more is expected by its scores.
-        model: the draft model, for draft_model.
+        method: ngram (prompt lookup), suffix (the same, also in past outputs, by frequency), draft_model, or a head over the target's hidden
+            states (eagle, eagle3, mtp, dflash, dspark); none = no drafting. A list of ngram and suffix: of each sequence and step the draft of
+            which more is expected by its scores.
+        model: the draft model or head; mtp without one takes the target's own layer.
         num_speculative_tokens: K, the ceiling of every later decision.
         num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
         enable_adaptive_verification: choose from the costs and the drafts' scores how many to ask for and which to verify (specwire.policy.adaptive);
@@ -62,6 +48,10 @@ class SpeculativeConfig:
         synthetic_acceptance_length: mean tokens a step, in [1, K + 1]; instead of rates.
         draft_sample_method: probabilistic (drafts sampled with the request's noise and temperature) or greedy.
         max_model_len: longest sequence that the drafter takes; None = the smaller of draft's and target's.
+        use_heterogeneous_vocab: for draft_model: its tokenizer is another one than the target's; it drafts the tokens that both have.
+        parallel_drafting: for draft_model: it was trained to predict all drafts in one pass over mask tokens (PARD). dflash and dspark always do.
+        dspark_draft_topk: for dspark: only so many ids of the highest logits are drafted, by their logits and the token before; None = as the
+            head says.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the key, its value, the limit and the remedy.
@@ -84,9 +74,18 @@ class SpeculativeConfig:
     synthetic_acceptance_length: float | None = None
     draft_sample_method: str = "probabilistic"
     max_model_len: int | None = None
+    use_heterogeneous_vocab: bool = False
+    parallel_drafting: bool = False
+    dspark_draft_topk: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_method()
+        check_method(self.method, self.model)
+        check_options(
+            self.method,
+            use_heterogeneous_vocab=self.use_heterogeneous_vocab,
+            parallel_drafting=self.parallel_drafting,
+            dspark_draft_topk=self.dspark_draft_topk,
+        )
         _check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_TOKENS)
         _check_int("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 20)
         _check_int("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 20)
@@ -121,8 +120,10 @@ class SpeculativeConfig:
                 normal[key] = tuple(tuple(item) if isinstance(item, list) else item for item in normal[key])
         if normal.get("rejection_sample_method") in list(_REJECTION_ALIASES):
             normal["rejection_sample_method"] = _REJECTION_ALIASES[normal["rejection_sample_method"]]
+        if normal.get("method") in list(METHOD_ALIASES):
+            normal["method"] = METHOD_ALIASES[normal["method"]]
         if isinstance(normal.get("model"), str) and normal["model"] and "method" not in normal:
-            normal["method"] = _inferred_method(normal["model"])
+            normal["method"] = inferred_method(normal["model"])
         lookup = [normal[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal]
         if len(lookup) == 1:
             normal |= {"prompt_lookup_min": lookup[0], "prompt_lookup_max": lookup[0]}
@@ -145,6 +146,11 @@ class SpeculativeConfig:
             return ()
         return (self.method,) if isinstance(self.method, str) else self.method
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a drafter runs a model: a draft model or a head."""
+        return self.method in MODEL_METHODS
+
     def acceptance_rates(self) -> tuple[float, ...]:
         """Unconditional synthetic rates p_1..p_K: as given, or of least variance for the given length L = 1 + sum of p_i."""
         if self.synthetic_acceptance_rates is not None:
@@ -153,29 +159,6 @@ class SpeculativeConfig:
             return ()
         mean = self.synthetic_acceptance_length - 1.0
         return tuple(min(1.0, max(0.0, mean - i)) for i in range(self.num_speculative_tokens))
-
-    def _check_method(self) -> None:
-        if self.method in _LATER_METHODS or (isinstance(self.method, str) and self.method.endswith("_mtp")):
-            raise UnsupportedError(f"method {self.method!r} is not built; use one of {', '.join(METHODS)}")
-        if isinstance(self.method, tuple):
-            self._check_list(self.method)
-        elif self.method is not None and self.method not in METHODS:
-            raise InvalidArgumentError(f"method is {self.method!r}, but must be one of {', '.join(METHODS)}, or null for no drafting")
-        if self.model is not None and not isinstance(self.model, str):
-            raise InvalidArgumentError(f"model is {self.model!r}, but must be a string: the draft model's folder, GGUF file or hub id")
-        if self.method == "draft_model" and not self.model:
-            raise InvalidArgumentError("method is draft_model, but model is not set; name the draft model's folder, GGUF file or hub id")
-        own_names = {"ngram": (None, "ngram", "[ngram]"), "suffix": (None, "suffix")}.get(str(self.method), (None,))
-        if self.methods and self.method != "draft_model" and self.model not in own_names:
-            name = " and ".join(self.methods)
-            raise InvalidArgumentError(f"method is {name}, but model is {self.model!r}; {name} has no model: remove it, or use method draft_model")
-
-    def _check_list(self, methods: tuple[Any, ...]) -> None:
-        later = [name for name in methods if name in METHODS + _LATER_METHODS and name not in LOOKUP_METHODS]
-        if later:
-            raise UnsupportedError(f"method is {list(methods)}, but {later[0]!r} is not built into lists; make them of {', '.join(LOOKUP_METHODS)}")
-        if len(methods) < 2 or len(set(map(str, methods))) < len(methods) or not all(name in LOOKUP_METHODS for name in methods):
-            raise InvalidArgumentError(f"method is {list(methods)}, but a list must name two or more different ones of {', '.join(LOOKUP_METHODS)}")
 
     def _check_suffix(self) -> None:
         _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_TREE_DEPTH)
@@ -266,16 +249,6 @@ def _normal_keys(values: Any) -> dict[str, Any]:
             raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
         normal[key] = value
     return normal
-
-
-def _inferred_method(model: str) -> str:
-    method = infer_method(model)
-    if method not in METHODS:
-        raise UnsupportedError(
-            f"model {model!r} is a checkpoint for drafting with {method}, by its config.json, which is not built; name another model, "
-            "or the method that it shall run with"
-        )
-    return method
 
 
 def _length_of_mean_rate(values: Mapping[str, Any]) -> float:

@@ -162,7 +162,7 @@ def test_what_is_not_built_is_refused_by_name(values: dict[str, Any], message: s
         (["--enable-prefix-caching", "maybe"], "'maybe' is neither true nor false"),
         (["--speculative-config", "{"], "no JSON"),
         (["--speculative-config", '{"metod": "ngram"}'], "did you mean 'method'?"),
-        (["--speculative-config", '{"method": "eagle"}'], "method 'eagle' is not built"),
+        (["--speculative-config", '{"method": "medusa"}'], "method 'medusa' is not built"),
         (["--speculative-config", '{"num_speculative_tokens": 0}'], "num_speculative_tokens is 0"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size is 2, but only 1 is built"),
         (["surplus"], "surplus"),

@@ -199,10 +199,10 @@ def test_what_can_not_be_read_is_named_with_its_line(write: Any, text: str | byt
         ),
         ("verifier: {listen: []}\n", ["specwire.yaml:1: verifier.listen is empty; give at least one address, host:port or unix:path"]),
         (
-            "speculative_config:\n  num_speculative_tokens: 0\n  method: eagle\n  draft_sample_method: x\n",
+            "speculative_config:\n  num_speculative_tokens: 0\n  method: medusa\n  draft_sample_method: x\n",
             [
                 "specwire.yaml:2: speculative_config.num_speculative_tokens is 0, but must be an integer from 1 to 128",
-                "specwire.yaml:3: speculative_config.method 'eagle' is not built; use one of ngram, draft_model",
+                "specwire.yaml:3: speculative_config.method 'medusa' is not built; use one of ngram, draft_model",
                 "specwire.yaml:4: speculative_config.draft_sample_method is 'x', but must be probabilistic or greedy",
             ],
         ),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig, check_rates
 from specwire.speculative_keys import FOREIGN_KEYS
+from specwire.speculative_method import METHODS
 
 
 def test_defaults() -> None:
@@ -38,6 +40,9 @@ FULL = {
     "synthetic_acceptance_length": None,
     "draft_sample_method": "greedy",
     "max_model_len": 1024,
+    "use_heterogeneous_vocab": True,
+    "parallel_drafting": True,
+    "dspark_draft_topk": None,
 }
 
 
@@ -197,7 +202,7 @@ def test_bad_values_are_refused_by_name(values: dict, messages: list[str]) -> No
         ({"draft_tensor_parallel_size": True}, UnsupportedError, ["draft_tensor_parallel_size is True"]),
         ({"temperature": 0.5}, InvalidArgumentError, ["temperature is 0.5", "sampling parameters of a request"]),
         ({"disable_by_batch_size": 8}, InvalidArgumentError, ["'num_speculative_tokens_per_batch_size'"]),
-        ({"parallel_drafting": True}, UnsupportedError, ["parallel_drafting is True", "not built"]),
+        ({"quantization": "fp8"}, UnsupportedError, ["quantization is 'fp8'", "not built", "name a checkpoint in the format"]),
         ({"enforce_eager": True}, InvalidArgumentError, ["use_cuda_graphs"]),
         ({"attention_backend": "flash_attn"}, InvalidArgumentError, ["attention_backend is 'flash_attn'"]),
         ({"target_model_config": {}}, InvalidArgumentError, ["made of other keys"]),
@@ -226,7 +231,7 @@ def test_no_key_is_ours_and_foreign() -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "method"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, None),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "draft_model"),
         ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
         ({"architectures": ["EAGLEModel"]}, "eagle"),
         ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}, "eagle3"),
@@ -237,16 +242,16 @@ def test_no_key_is_ours_and_foreign() -> None:
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
         ({"architectures": ["DeepSeekMTPModel"]}, "mtp"),
         ({"model_type": "qwen3_next_mtp"}, "mtp"),
-        ({"architectures": "LlamaForCausalLMEagle3"}, None),  # no list: nothing is known
-        ([], None),
+        ({"architectures": "LlamaForCausalLMEagle3"}, "draft_model"),  # no list: nothing is known
+        ([], "draft_model"),
     ],
 )
-def test_the_method_follows_from_the_checkpoint_but_never_against_an_explicit_one(tmp_path: Path, checkpoint: object, method: str | None) -> None:
+def test_the_method_follows_from_the_checkpoint_but_never_against_an_explicit_one(tmp_path: Path, checkpoint: object, method: str) -> None:
     folder = tmp_path / "eagle3-dspark"  # a path says nothing
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(checkpoint))
-    if method is None:
-        assert SpeculativeConfig.from_dict({"model": str(folder)}).method == "draft_model"
+    if method in METHODS:
+        assert SpeculativeConfig.from_dict({"model": str(folder)}).method == method
     else:
         with pytest.raises(UnsupportedError, match=f"model '.*' is a checkpoint for drafting with {method}, .* not built"):
             SpeculativeConfig.from_dict({"model": str(folder)})
@@ -259,10 +264,40 @@ def test_a_checkpoint_that_can_not_be_read_is_left_to_who_loads_it(tmp_path: Pat
     assert SpeculativeConfig.from_dict({"model": str(tmp_path)}).method == "draft_model"
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "dflash", "dspark", "medusa", "mlp_speculator", "ngram_gpu"])
+@pytest.mark.parametrize("method", ["deepseek_mtp", "medusa", "mlp_speculator", "ngram_gpu", "custom_class", "extract_hidden_states"])
 def test_methods_that_are_not_built_are_named(method: str) -> None:
     with pytest.raises(UnsupportedError, match=f"method '{method}' is not built; use one of ngram, draft_model, suffix"):
         SpeculativeConfig.from_dict({"method": method})
+
+
+@pytest.mark.parametrize("method", HEAD_METHODS)
+def test_a_head_names_its_model(method: str) -> None:
+    config = SpeculativeConfig.from_dict({"method": method, "model": "some/head"})
+    assert config.has_model
+    assert SpeculativeConfig.from_json(config.to_json()) == config
+    if method == "mtp":
+        assert SpeculativeConfig(method=method).model is None, "the target's own layer"
+        assert SpeculativeConfig.from_dict({"method": "mimo_mtp"}).method == "mtp"
+        return
+    with pytest.raises(InvalidArgumentError, match=f"method is {method}, but model is not set"):
+        SpeculativeConfig(method=method)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab is true, but method is ngram; it is for draft_model"),
+        ({"method": ["ngram", "suffix"], "use_heterogeneous_vocab": True}, "but method is ngram and suffix"),
+        ({"method": None, "parallel_drafting": True}, "parallel_drafting is true, but method is null"),
+        ({"method": "eagle3", "model": "head", "parallel_drafting": True}, "parallel_drafting is true, but method is eagle3"),
+        ({"parallel_drafting": 1}, "parallel_drafting is 1, but must be true or false"),
+        ({"method": "dflash", "model": "head", "dspark_draft_topk": 4}, "dspark_draft_topk is 4, but method is dflash"),
+        ({"method": "dspark", "model": "head", "dspark_draft_topk": 0}, "dspark_draft_topk is 0, but must be an integer of 1 or more"),
+    ],
+)
+def test_options_of_one_method_are_refused_with_another(values: dict, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        SpeculativeConfig.from_dict(values)
 
 
 def test_a_list_of_lookups_is_taken_and_other_lists_are_not() -> None:

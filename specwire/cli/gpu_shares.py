@@ -25,15 +25,13 @@ def share_gpus(num_verifiers: int, verifier: VerifierConfig, drafters: Sequence[
         ConfigError: the shares that were given leave nothing for the others.
     """
     on_device: dict[str, list[VerifierConfig | DrafterConfig]] = defaultdict(list)
-    with_model = [each for each in drafters if each.speculative_config.method == "draft_model"]
+    with_model = [each for each in drafters if each.speculative_config.has_model]
     configs: list[VerifierConfig | DrafterConfig] = [*[verifier] * num_verifiers, *with_model]
     for config in configs:
         if config.device != "cpu":
             on_device[_index(config.device)].append(config)
     parts = {device: _part(device, sharing) for device, sharing in on_device.items() if len(sharing) > 1}
-    return _with_share(verifier, parts), tuple(
-        _with_share(each, parts) if each.speculative_config.method == "draft_model" else each for each in drafters
-    )
+    return _with_share(verifier, parts), tuple(_with_share(each, parts) if each.speculative_config.has_model else each for each in drafters)
 
 
 def _part(device: str, configs: Sequence[VerifierConfig | DrafterConfig]) -> float:

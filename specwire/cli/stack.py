@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from specwire.cli.gpu_shares import share_gpus
 from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig, flags
 from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Resolved, Setting, Source, resolve
+from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.errors import InvalidArgumentError
 from specwire.launch import ServiceSpec
 
@@ -85,6 +86,7 @@ def resolve_stack(sources: Sequence[Source], num_cores: int | None = None) -> St
     # Any drafter may have to take over the sequences of all verifiers.
     seqs = {"max_num_seqs": _derived(verifier.max_num_seqs * up.config.verifiers)}
     drafters = resolve_drafters(up.config.drafters, up.origins["drafters"], [Source({"drafter": Layer(seqs)}), *sources])
+    drafters = tuple(_with_target(each, verifier.model) for each in drafters)
     coordinator = resolve(CoordinatorConfig, "coordinator", sources)
     listen = coordinator.config.listen
     if coordinator.origins["listen"] == DEFAULT or up.origins["port"] != DEFAULT:
@@ -168,6 +170,13 @@ def _resolve_listed(entry: ListedDrafter, sources: Sequence[Source]) -> DrafterC
 def _plain(config: Speculative) -> Speculative:
     speculative = dataclasses.replace(config.speculative_config, method=None, model=None)
     return dataclasses.replace(config, speculative_config=speculative)
+
+
+def _with_target(config: DrafterConfig, target: str) -> DrafterConfig:
+    """A head shares parts of the target, which is known here."""
+    if config.target_model or config.speculative_config.method not in HEAD_METHODS:
+        return config
+    return dataclasses.replace(config, target_model=target)
 
 
 def _derived(value: int) -> Setting:

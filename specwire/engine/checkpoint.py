@@ -19,15 +19,18 @@ logger = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_FILES = ["config.json", "generation_config.json", "tokenizer*", "*.jinja"]
 _HUB_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+_HUB_HEAD = ["pytorch_model.bin", "mask_embedding.pt"]
+"""What folders of draft heads may have beside or instead of safetensors."""
 
 
-def resolve_model(name: str, *, with_weights: bool = True) -> Path:
+def resolve_model(name: str, *, with_weights: bool = True, is_head: bool = False) -> Path:
     """The folder of a model: config.json, safetensors, tokenizer.json.
 
     Args:
         name: a local folder, a .gguf file (converted once into the user's cache directory), a hub id (downloaded or taken from the
             hub's own cache), or "SmolLM2-135M-Instruct", which an installed package holds.
         with_weights: False saves the download of weights that nobody will read.
+        is_head: it may be a draft head, whose weights come in other files, too.
 
     Raises:
         InvalidArgumentError: no such file or folder, or a damaged file.
@@ -50,7 +53,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> Path:
         raise InvalidArgumentError(f"{path} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(name):
         raise InvalidArgumentError(f"the model {name!r} is no existing folder or .gguf file, and no hub id (owner/name)")
-    return _from_hub(name, [*_HUB_FILES, *(_HUB_WEIGHTS if with_weights else ())])
+    return _from_hub(name, [*_HUB_FILES, *(_HUB_WEIGHTS if with_weights else ()), *(_HUB_HEAD if is_head else ())])
 
 
 def converted_gguf(path: Path) -> Path:

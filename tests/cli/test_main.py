@@ -51,7 +51,7 @@ def test_version() -> None:
         (["up", "--dtype", "int3"], "--dtype is 'int3'"),
         (["up", "--speculative-config", "ngram"], "no JSON"),
         (["up", "--speculative-config", '{"metod": "ngram"}'], "did you mean 'method'?"),
-        (["up", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not built"),
+        (["up", "--speculative-config", '{"method": "medusa"}'], "method 'medusa' is not built"),
         (["up", "--demoo"], "--demoo"),
         (["uo"], "uo"),
         (["generate"], "PROMPT"),

@@ -254,8 +254,8 @@ async def test_streams_end_at_once_when_the_drafter_stops(socket_dir: Path) -> N
 
 
 def test_methods_that_are_not_built_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="'eagle3' is not built; use one of ngram, draft_model"):
-        SpeculativeConfig(method="eagle3")
+    with pytest.raises(UnsupportedError, match="'medusa' is not built; use one of ngram, draft_model"):
+        SpeculativeConfig(method="medusa")
     with pytest.raises(InvalidArgumentError, match="method is null"):
         build_method(DrafterConfig(speculative_config=SpeculativeConfig(method=None)))
 
@@ -318,7 +318,7 @@ def _resident_mib(pid: int) -> float:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (['--speculative-config={"method": "eagle3"}'], 2, "method 'eagle3' is not built"),
+        (['--speculative-config={"method": "medusa"}'], 2, "method 'medusa' is not built"),
         (['--speculative-config={"method": "frobnicate"}'], 2, "method is 'frobnicate'"),
         (['--speculative-config={"method": null}'], 1, "method is null"),
         (['--speculative-config={"method": "draft_model", "model": "no/such/folder"}'], 1, "no/such/folder"),

@@ -15,7 +15,8 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 
 _W1, _W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 _PROJ = "confidence_head.proj"
-_TOP_K = "dspark_draft_topk"
+TOP_K = "dspark_draft_topk"
+"""Key of a configuration."""
 _TEMPERATURES = "confidence_temperatures"
 
 
@@ -94,9 +95,9 @@ def _read_markov(reader: HeadReader, config: HeadConfig) -> Markov | None:
     kind = config.options.get("markov_head_type", "vanilla")
     if kind != "vanilla":
         raise UnsupportedError(f"{config.name}: markov_head_type is {kind!r}, but only 'vanilla' is built; use a head with it")
-    top_k = config.number(_TOP_K, 0)
+    top_k = config.number(TOP_K, 0)
     if top_k > config.draft_vocab_size:
-        raise InvalidArgumentError(f"{config.name}: {_TOP_K} is {top_k}, but the head drafts {config.draft_vocab_size} ids; lower it")
+        raise InvalidArgumentError(f"{config.name}: {TOP_K} is {top_k}, but the head drafts {config.draft_vocab_size} ids; lower it")
     return Markov(reader.single(_W1, config.layers.vocab_size, rank), reader.single(_W2, config.draft_vocab_size, rank), top_k)
 
 

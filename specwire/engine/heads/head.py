@@ -64,9 +64,16 @@ class BlockHead(Protocol):
     """The block's row that predicts the first draft: 0 if the anchor does, 1 if the first mask does."""
     is_causal: bool
     """Whether a block's tokens see only those before them in the block."""
-    markov: MarkovHead | None
-    """Bias of a draft by the one before it."""
-    confidence: ConfidenceHead | None
+
+    @property
+    def markov(self) -> MarkovHead | None:
+        """Bias of a draft by the one before it."""
+        ...
+
+    @property
+    def confidence(self) -> ConfidenceHead | None:
+        """What gives the drafts' scores; None = their probabilities do."""
+        ...
 
     def write_context(self, batch: RaggedBatch, features: torch.Tensor, kv_cache: KVCache) -> None:
         """Writes KV of features [T, width] at the batch's positions."""

@@ -1,5 +1,6 @@
 """From a folder to a head that drafts."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +9,7 @@ import torch
 
 from specwire.engine.heads.config import HeadConfig
 from specwire.engine.heads.dflash import DFlashHead
-from specwire.engine.heads.dspark import DSparkHead
+from specwire.engine.heads.dspark import TOP_K, DSparkHead
 from specwire.engine.heads.eagle import EagleHead
 from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.features import check_method, source_of
@@ -54,6 +55,7 @@ def load_head(
     dtype: str = "auto",
     device: str = "cpu",
     weights: str = "auto",
+    draft_top_k: int | None = None,
 ) -> LoadedHead:
     """Loads a head.
 
@@ -65,6 +67,7 @@ def load_head(
         dtype: auto (bfloat16), float32 or bfloat16.
         weights: of the linear layers, on a CPU: auto, int8, bf16 or fp32; auto takes bf16, and where the CPU is made for it 8 bits for the
             output layer.
+        draft_top_k: for dspark, instead of what the checkpoint says: ids of the highest logits that the bias re-ranks.
 
     Raises:
         SpecwireError: the folder holds no head for this method and target, or the numbers asked for are not built.
@@ -74,6 +77,8 @@ def load_head(
         raise UnsupportedError("weights int4 is not built for draft heads; take int8, bf16 or fp32, or leave weights at auto")
     config, tensors = open_head(folder)
     check_method(config, method)
+    if draft_top_k is not None:
+        config = dataclasses.replace(config, options={**config.options, TOP_K: draft_top_k})
     shape = None
     if target is not None:
         shape = ModelConfig.from_folder(target)
