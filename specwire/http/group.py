@@ -46,9 +46,9 @@ async def serve_group(config: HttpConfig) -> None:
         supervisor = Supervisor([specs], _pass_on, grace_s=config.grace_s + _LAST_WORDS_S)
         tasks: list[asyncio.Task[None]] = []
         try:
-            await health.start()
             for service in supervisor.groups[0]:
                 await service.start()
+            await health.start()  # behind them: gRPC says a line for each process that is started while it runs
             tasks = [asyncio.create_task(supervisor.watch()), asyncio.create_task(_follow(supervisor, upstream, health, addresses))]
             await asyncio.wait([stop_signal, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:

@@ -77,6 +77,7 @@ def _config(site: Site, keep_alive_s: int) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,

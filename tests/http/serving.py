@@ -1,7 +1,9 @@
-"""The HTTP service over a coordinator with scripted peers: all in the test's own loop, over real sockets."""
+"""The HTTP service over a coordinator, real or with scripted peers: all in the test's own loop, over real sockets."""
 
+import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from specwire.http.board import Board
 from specwire.http.lifetime import Lifetime
 from specwire.http.metrics import LAYOUT
 from specwire.http.service import HttpService
-from specwire.http.sockets import bind, bound_address
+from specwire.http.sockets import Certificates, bind, bound_address
 from specwire.http.upstream import Upstream
 from specwire.http.web_server import Site, WebServer
+from specwire.tls import server_tls
 from tests.client.served import CHAT_TEMPLATE
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.scripted.drafter import ScriptedDrafter
@@ -29,30 +32,104 @@ from tests.waiting import until
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Served:
-    """What runs, and a client of it."""
+class Front:
+    """A running HTTP service and OpenAI's client of it."""
 
     url: str
+    service: HttpService
+    upstream: Upstream
+    openai: openai.AsyncOpenAI
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def post(self, path: str, body: Any, **headers: str) -> "Answer":
+        """What a path answers to a body as it is: an object as JSON, or bytes."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.call("POST", path, content, **{"content-type": "application/json"} | headers)
+
+    async def get(self, path: str, **headers: str) -> "Answer":
+        return await self.call("GET", path, **headers)
+
+    async def call(self, method: str, path: str, content: bytes = b"", **headers: str) -> "Answer":
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(request(method, path, content, **headers))
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        finally:
+            writer.close()
+        status, *lines = head.decode().split("\r\n")
+        fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        return Answer(int(status.split()[1]), fields, _unchunk(body) if fields.get("transfer-encoding") == "chunked" else body)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The objects of a stream, which ends with [DONE] and has no other one."""
+        *data, done = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
+        assert done == "[DONE]", self.body
+        return [json.loads(line) for line in data]
+
+
+def request(method: str, path: str, content: bytes = b"", **headers: str) -> bytes:
+    """A whole HTTP request, after which the connection closes."""
+    fields = {"host": "test", "connection": "close", "content-length": str(len(content))} | {k.replace("_", "-"): v for k, v in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served(Front):
+    """With the coordinator and its peers."""
+
     engine: Engine
     verifier: ScriptedVerifier
     drafter: ScriptedDrafter
-    service: HttpService
-    openai: openai.AsyncOpenAI
 
     @property
     def is_idle(self) -> bool:
         """Nothing is active anywhere, and all KV blocks are free."""
         slots = self.verifier.session.slots if self.verifier.session else {}
-        return (
-            not self.engine._requests
-            and not slots
-            and self.verifier.num_blocks_used == 0
-            and self.drafter.num_open == 0
-            and self.service.lifetime.num_running == 0
-        )
+        counts = self.verifier.num_blocks_used, self.drafter.num_open, self.service.lifetime.num_running
+        return not self.engine._requests and not slots and counts == (0, 0, 0)
 
-    async def until_idle(self) -> None:
-        await until(lambda: self.is_idle)
+    async def until_idle(self, timeout_s: float = 10.0) -> None:
+        await until(lambda: self.is_idle, timeout_s)
+
+
+@contextlib.asynccontextmanager
+async def front(config: HttpConfig, api_key: str = "any") -> AsyncIterator[Front]:
+    """The HTTP service, as ready as a coordinator that serves makes it."""
+    tls = server_tls(config)
+    certificates = None if tls is None else Certificates(tls, lambda: None)
+    bound = bind(config.listen[0], is_shared=False)
+    url = f"{'https' if tls else 'http'}://{bound_address(config.listen[0], bound)}"
+    upstream, lifetime = Upstream(config), Lifetime()
+    service = HttpService(config, upstream, lifetime, Board(LAYOUT))
+    service.serves = True
+    server = WebServer([Site(make_app(service, config), [bound], certificates.context if certificates else None)], config.keep_alive_s)
+    await server.start()
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=30.0)
+    try:
+        yield Front(url, service, upstream, client)
+    finally:
+        await client.close()
+        await lifetime.drain(0)
+        await server.stop()
+        await upstream.close()
 
 
 @contextlib.asynccontextmanager
@@ -72,30 +149,16 @@ async def http_served(
         api_key: of the client.
     """
     target = ScriptedVerifier(byte_verifier_script(**{"tokenizer": dataclasses.replace(make_spec(), chat_template=CHAT_TEMPLATE)} | (verifier or {})))
-    drafter = ScriptedDrafter(byte_drafter_script())
+    drafter = ScriptedDrafter(byte_drafter_script(alphabet=target.script.alphabet))
     network = LocalNetwork()
     network.put("v:1", target)
     network.put("d:1", drafter)
     address = f"unix:{folder}/coordinator.sock"
     config = CoordinatorConfig(listen=(address,), verifiers=("v:1",), drafters=("d:1",), **(coordinator or {}))
     engine = Engine(config, network.connect_verifier, network.connect_drafter, network.resolve)
-    async with _coordinator(engine, config):
-        http_config = HttpConfig(**{"listen": ("127.0.0.1:0",), "coordinator": address} | (http or {}))
-        bound = bind(http_config.listen[0], is_shared=False)
-        url = f"http://{bound_address(http_config.listen[0], bound)}"
-        upstream, lifetime, board = Upstream(http_config), Lifetime(), Board(LAYOUT)
-        service = HttpService(http_config, upstream, lifetime, board)
-        service.serves = True
-        server = WebServer([Site(make_app(service, http_config), [bound])], http_config.keep_alive_s)
-        await server.start()
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=30.0)
-        try:
-            yield Served(url, engine, target, drafter, service, client)
-        finally:
-            await client.close()
-            await lifetime.drain(0)
-            await server.stop()
-            await upstream.close()
+    http_config = HttpConfig(**{"listen": ("127.0.0.1:0",), "coordinator": address} | (http or {}))
+    async with _coordinator(engine, config), front(http_config, api_key) as running:
+        yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter)
 
 
 @contextlib.asynccontextmanager
@@ -111,3 +174,11 @@ async def _coordinator(engine: Engine, config: CoordinatorConfig) -> AsyncIterat
         await engine.stop(0)
         await server.stop(0)
         engine.check_integrity()
+
+
+def _unchunk(body: bytes) -> bytes:
+    content = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        content, body = content + body[: int(size, 16)], body[int(size, 16) + 2 :]
+    return content
