@@ -26,7 +26,7 @@ class Coordinator:
     engine: ScriptedEngine
     loop: asyncio.AbstractEventLoop
 
-    def wait_for_ends(self, num_requests: int, timeout_s: float = 20.0) -> None:
+    def wait_for_ends(self, num_requests: int, timeout_s: float = 60.0) -> None:
         """Returns once so many requests have ended."""
         engine = self.engine
         ended = until(lambda: len(engine.requests) - len(engine.live) >= num_requests, timeout_s)
@@ -75,9 +75,9 @@ def _serve_in_thread(socket_dir: Path, tokenizer: TokenizerSpec | None) -> Itera
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     yield started[0]
     loop.call_soon_threadsafe(stop.set)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     loop.close()
