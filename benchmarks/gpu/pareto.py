@@ -34,7 +34,7 @@ from specwire.messages import GenerateRequest
 from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"block-uniform": 175, "block-mixed": 80, "rollout": 45, "model-uniform": 130, "model-mixed": 90}
+SLICES = {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 140, "model-mixed": 100}
 """The first one of a drafter also pays for its start, and the very first for the verifier's."""
 _COMPARED = 0.92
 """A fixed K that was below this share of the best one's throughput is not measured again: it can't be the best."""

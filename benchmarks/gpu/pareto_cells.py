@@ -68,7 +68,7 @@ class ParetoSizes:
 FULL = ParetoSizes(
     Sizes((1, 4, 16, 32, 64, 128, 256), 512, 768, 16384, NUM_DRAFT_TOKENS, 3),
     num_settle=8,
-    num_measured=((1, 256), (4, 192), (16, 128), (64, 96), (256, 48)),
+    num_measured=((1, 384), (4, 192), (16, 128), (64, 96), (256, 48)),
     warm_s=1.0,
     median_length=80,
     spread=0.8,

@@ -27,6 +27,8 @@ def draw_pareto(found: dict[str, Any], path: Path) -> None:
     Args:
         found: contents of the files, by slice.
     """
+    from matplotlib.ticker import LogLocator
+
     figure, panels = _figure(len(found))
     for axes, (name, report) in zip(panels, found.items(), strict=True):
         sigma = max(row["sigma"] for row in report["rows"])
@@ -41,6 +43,7 @@ def draw_pareto(found: dict[str, Any], path: Path) -> None:
         drafter, _, mix = name.partition("-")
         axes.set(title=f"{_TITLES[drafter]}, {_TITLES[mix]}", xlabel="tokens/s of a user", ylabel="tokens/s of all", xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(LogLocator(subs=(2, 5)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter("{x:g}")
             axis.set_tick_params(which="minor", labelsize=7)
