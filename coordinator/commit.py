@@ -9,6 +9,7 @@ from specwire.speculative_config import MAX_NUM_TOKENS
 
 from .admission import MAX_SETBACKS
 from .ending import end_sequence
+from .features import note_features
 from .sequence import Sequence
 from .slots import Round, Slot
 
@@ -93,6 +94,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
         if sink.num_backlog_tokens > max_backlog:
             sequence.is_paused = True
             sink.notify_below(max_backlog // 2 + 1, partial(lane.admission.resume, sequence.request))
+    if result.features:
+        note_features(round_, result.features)
     if round_.plan.choice is not None:
         round_.plan.choice.observe(round_, result)
     lane.telemetry.committed(lane, round_, result, gaps)

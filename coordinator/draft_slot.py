@@ -25,6 +25,7 @@ class DraftSlot:
         "num_asked",
         "num_failures",
         "num_sent_tokens",
+        "num_told_blocks",
         "parent_round",
         "sequence",
     )
@@ -36,6 +37,7 @@ class DraftSlot:
         self.sequence = sequence
         self.is_open = False
         self.num_sent_tokens = 0
+        self.num_told_blocks = 0
         self.num_asked = 0
         self.num_failures = 0
         self.parent_round = 0

@@ -32,6 +32,7 @@ class Drafter:
         num_open: slots that this coordinator's lanes hold there.
         links: those that are connected, or about to be.
         window: longest sequence that it drafts for.
+        needs_features: it is to hear where the target's features of its sequences are.
         curve: what its drafts cost, followed by all lanes.
         description: as of its last connection; None before the first.
     """
@@ -44,6 +45,7 @@ class Drafter:
         self.max_num_seqs = 0
         self.max_drafts = 0
         self.window = 0
+        self.needs_features = False
         self.times = ReplyTimes()
         self.curve = DraftCurve(())
         self._min_wait_s = config.min_draft_wait_ms / 1000
@@ -68,6 +70,7 @@ class Drafter:
         self.description = description
         self.max_num_seqs = description.max_num_seqs or sys.maxsize
         self.max_drafts = description.max_num_draft_tokens or sys.maxsize
+        self.needs_features = bool(description.feature_sets)
         self.window = min(self._window, description.max_model_len or sys.maxsize)
         if description.instance_id != self._instance_id:
             self._instance_id = description.instance_id

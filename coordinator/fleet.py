@@ -143,7 +143,7 @@ class Fleet:
         self._admission.lane_changed()
 
     def _add_lane(self, address: str, peer: VerifierPeer) -> None:
-        lane = Lane(self._num_lanes, address, peer, self._hello, self._admission)
+        lane = Lane(self._num_lanes, address, peer, self._hello, self._admission, self._verifiers.server_names[address])
         self._num_lanes += 1
         lane.links += [self._link(drafter, lane) for drafter in self._shared.values()]
         self._admission.lanes.append(lane)

@@ -52,9 +52,10 @@ class Lane:
         free, epochs: unused slots, and the last epoch of every slot.
     """
 
-    def __init__(self, index: int, address: str, peer: VerifierPeer, hello: Hello, admission: "Admission") -> None:
+    def __init__(self, index: int, address: str, peer: VerifierPeer, hello: Hello, admission: "Admission", server_name: str = "") -> None:
         self.index = index
         self.address = address
+        self.server_name = server_name
         self.admission = admission
         self.links: list[DraftLink] = []
         self.is_ready = False

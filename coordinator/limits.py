@@ -36,9 +36,17 @@ def check_instance(instance_id: str, lanes: "Iterable[Lane]") -> None:
 
 
 def check_drafter(engine: EngineDescription, drafter: ServiceDescription) -> None:
-    """Raise FailedPreconditionError unless the drafter's token ids mean what the target's do (padded vocabularies may differ in size) and a
-    round fits into its messages."""
+    """Raise FailedPreconditionError unless the drafter's token ids mean what the target's do (padded vocabularies may differ in size), the
+    verifiers keep the features that it needs, and a round fits into its messages."""
     check_message_size(engine.max_round_bytes, drafter.max_message_bytes)
+    kept = {one.hash: one.name for one in engine.verifier.feature_sets}
+    for needed in drafter.feature_sets:
+        if needed.hash not in kept:
+            have = ", ".join(f"{name} ({number[:12]})" for number, name in kept.items()) or "none"
+            raise FailedPreconditionError(
+                f"it needs the features of {needed.name} ({needed.hash[:12]}), but the verifiers keep {have}; "
+                "start them with --features and that head"
+            )
     if drafter.use_heterogeneous_vocab or not drafter.vocab_size:
         return
     verifier = engine.verifier

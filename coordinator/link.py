@@ -12,6 +12,7 @@ from .asked_round import AskedRound
 from .backoff import Backoff
 from .countdown import Countdown
 from .draft_slot import DraftSlot, take_opens
+from .features import list_features, take_handles
 from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time
 from .replies import take_rows
 
@@ -36,6 +37,8 @@ class DraftLink:
         is_draining: the drafter is about to stop.
         reason: why it is not connected.
         slots: live slots by index.
+        untold: those whose drafter has not heard all of where their features are; of drafters that need them.
+        session: of the stream, as its messages say.
         asks: slots whose drafts the next `post` asks for.
         asked: the last round with rows.
         draft_ms: the drafter's work on its last answer; 0 = not known.
@@ -54,7 +57,8 @@ class DraftLink:
         self._max_message_bytes = max_message_bytes
         self._hello = hello
         self._stream: DraftStream | None = None
-        self._session = 0
+        self.session = 0
+        self.untold: dict[DraftSlot, None] = {}
         self._round = 0
         self.asked = AskedRound(self._miss, self._give_up)
         self.draft_ms = 0.0
@@ -82,6 +86,7 @@ class DraftLink:
         self.slots[index] = sequence.draft_slot = place
         self._unopened.append(place)
         self.drafter.num_open += 1
+        list_features(place)
 
     def close_slot(self, place: DraftSlot, *, makes_room: bool = True) -> None:
         """Ends a slot. makes_room: another sequence may find a place at the drafter now."""
@@ -96,7 +101,7 @@ class DraftLink:
 
     def has_mail(self, *, may_open: bool) -> bool:
         """Whether `post` would send something even if nothing is asked."""
-        return self.is_usable and bool(self._closes or (may_open and self._unopened))
+        return self.is_usable and bool(self._closes or (may_open and (self._unopened or self.untold)))
 
     def post(self, countdown: Countdown, *, may_open: bool) -> None:
         """Sends closes, opens, what the asked sequences have got since, and the asks; counts an answer that is due."""
@@ -122,14 +127,15 @@ class DraftLink:
             place.parent_round = round_
             if num_asked > most_drafts:
                 most_drafts = num_asked
-        if not (rows or opens or self._closes):
+        features = take_handles(self.untold, self.slots, self.lane) if self.untold else []
+        if not (rows or opens or features or self._closes):
             return
         closes, self._closes = self._closes, []
         assert self._stream is not None, "a usable link has a stream"
         traceparents = self.lane.telemetry.asking(self, round_) if rows else ()
         self._stream.send(
             DraftRound(
-                self._session, self.lane.index, round_, closes, opens, commits, rows=rows, traceparents=traceparents, sent_ns=time.time_ns()
+                self.session, self.lane.index, round_, closes, opens, commits, features, rows, traceparents=traceparents, sent_ns=time.time_ns()
             )
         )  # fmt: skip
         if rows:
@@ -174,8 +180,8 @@ class DraftLink:
             raise
         self.drafter.links.add(self)
         self._stream = peer.open_stream()
-        self._session += 1
-        self._stream.send(DraftRound(self._session, self.lane.index, 0, hello=self._hello))
+        self.session += 1
+        self._stream.send(DraftRound(self.session, self.lane.index, 0, hello=self._hello))
         await answer_in_time(self._receive(), "the hello of a stream")
         self.is_connected = self.is_usable = True
         # It may be able to do what others could not, or be the first one at all.
@@ -221,6 +227,7 @@ class DraftLink:
             lane.look_for_drafter(place.sequence)
         self._closes.clear()
         self._unopened.clear()
+        self.untold.clear()
         self.asks.clear()
         self.asked.end()
         lane.admission.lane_changed()

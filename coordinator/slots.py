@@ -6,6 +6,7 @@ from specwire.errors import InternalError
 from specwire.messages import VerifyOpen, VerifyResult, VerifyRow
 
 if TYPE_CHECKING:
+    from .features import SlotFeatures
     from .lane import Lane
     from .plan import Plan
     from .sequence import Sequence
@@ -28,10 +29,11 @@ class Slot:
         num_ahead: tokens that rows in flight are certain to add.
         num_chunks, num_chunk_tokens: prefill rows in flight, and their budgets.
         has_failed: a row did not run, so later rows in flight won't either.
+        features: where its features are; None as long as its verifier has not said it.
     """
 
     __slots__ = (
-        "epoch", "has_failed", "index", "is_closed", "is_last_chunk", "is_open", "is_prefilling", "lane", "last_ran_round", "num_ahead",
+        "epoch", "features", "has_failed", "index", "is_closed", "is_last_chunk", "is_open", "is_prefilling", "lane", "last_ran_round", "num_ahead",
         "num_chunk_tokens", "num_chunks", "num_computed_tokens", "num_in_flight", "num_known_tokens", "parent_round", "sequence",
     )  # fmt: skip
 
@@ -53,6 +55,7 @@ class Slot:
         self.num_chunk_tokens = 0
         self.is_last_chunk = False
         self.has_failed = False
+        self.features: SlotFeatures | None = None
 
     @property
     def num_remaining_tokens(self) -> int:

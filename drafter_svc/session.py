@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from specwire.errors import InvalidArgumentError, SpecwireError
-from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, RowStatus, SlotRef
+from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, FeatureHandle, RowStatus, SlotRef
 
 from .method import Ask, Drafts, Method
 
@@ -62,6 +62,7 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.closed = False
         self._method = method
+        self._features = method.features
         self._pool = pool
         self._slots: dict[int, _Slot] = {}
 
@@ -71,7 +72,7 @@ class Session:
         return len(self._slots)
 
     def apply(self, message: DraftRound) -> None:
-        """Closes, then opens, then commits.
+        """Closes, then opens, then commits, then where features are.
 
         Raises:
             InvalidArgumentError: a slot was opened that is live.
@@ -82,6 +83,8 @@ class Session:
             self._open(request)
         for commit in message.commits:
             self._commit(commit)
+        for handle in message.features:
+            self._note(handle)
 
     def plan(self, rows: Sequence[DraftRow]) -> list[Ask | DraftRowResult]:
         """For each row what to ask of the method, or the answer where there is nothing to ask."""
@@ -135,6 +138,14 @@ class Session:
         except InvalidArgumentError as error:
             self._release(slot)
             self._give_up(slot, commit.slot, RowStatus.BAD, str(error))
+            return
+        if self._features is not None:
+            self._features.grew(slot.seq_id, slot.num_tokens - 1)
+
+    def _note(self, handle: FeatureHandle) -> None:
+        slot = self._slots.get(handle.slot)
+        if self._features is not None and slot is not None and slot.epoch == handle.epoch and slot.problem is None:
+            self._features.note(slot.seq_id, handle)
 
     def _close(self, close: SlotRef) -> None:
         slot = self._slots.get(close.slot)

@@ -111,6 +111,11 @@ def check_match(reference: ServiceDescription, other: ServiceDescription) -> Non
             raise FailedPreconditionError(
                 f"its {name} is {theirs!r}, but the first verifier's is {ours!r}; all verifiers of a coordinator must serve the same model alike"
             )
+    if {one.hash for one in reference.feature_sets} != {one.hash for one in other.feature_sets}:
+        theirs, ours = (", ".join(one.name for one in service.feature_sets) or "none" for service in (other, reference))
+        raise FailedPreconditionError(
+            f"it keeps features of these heads: {theirs}, but the first verifier: {ours}; give all verifiers of a coordinator the same --features"
+        )
 
 
 def _clip(name: str, configured: int, limits: list[int], reasons: list[str], *, may_be_zero: bool = False) -> int:

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specwire.errors import InvalidArgumentError, UnavailableError
-from specwire.messages import DraftCost, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, RowStatus, ServiceDescription, SlotRef
+from specwire.messages import (
+    DraftCost,
+    DraftOpen,
+    DraftResult,
+    DraftRound,
+    DraftRow,
+    DraftRowResult,
+    FeatureHandle,
+    FeatureSet,
+    RowStatus,
+    ServiceDescription,
+    SlotRef,
+)
 from tests.scripted.target import Prefix, Target
 
 GARBAGE = ("wrong_tokens", "out_of_vocabulary", "negative", "too_many", "unknown_slots", "wrong_epoch", "wrong_base_len", "nan", "doubled", "no_rows")
@@ -37,6 +49,8 @@ class DrafterScript:
     score: Callable[[bool, int], float | None] = lambda is_right, position: 0.5
     tells_times: bool = False
     max_message_bytes: int = 64 << 20
+    feature_sets: tuple[FeatureSet, ...] = ()  # what it needs: it drafts only where it was told of all features
+    feature_block_size: int = 4  # the verifiers'
 
 
 @dataclass
@@ -44,6 +58,7 @@ class _Slot:
     open: DraftOpen
     prefix: Prefix
     num_rounds: int = 0
+    features: list[FeatureHandle] = field(default_factory=list)
 
 
 @dataclass
@@ -65,6 +80,8 @@ class ScriptedDrafter:
         self.num_open = 0
         self.num_rows = 0
         self.num_rounds = 0
+        self.num_handles = 0
+        self.num_rows_without_features = 0  # which would have to answer CATCHING_UP for ever
         self._sessions: list[DraftSession] = []
         self._random = random.Random(seed)
 
@@ -73,7 +90,7 @@ class ScriptedDrafter:
         return ServiceDescription(
             model_id="scripted-draft", instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, tokenizer_fingerprint=script.tokenizer_fingerprint,
-            method="scripted", draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes,
+            method="scripted", draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes, feature_sets=script.feature_sets,
         )  # fmt: skip
 
     def open_session(self) -> DraftSession:
@@ -112,6 +129,12 @@ class ScriptedDrafter:
             if slot is not None and slot.open.epoch == commit.epoch and len(slot.prefix) == commit.base_len:
                 for token in commit.token_ids:
                     slot.prefix.append(token)
+        for handle in message.features:
+            assert self.script.feature_sets, "a drafter that needs no features was told of some"
+            slot = session.slots[handle.slot]
+            assert slot.open.epoch == handle.epoch, f"{handle} of epoch {slot.open.epoch}"
+            slot.features.append(handle)
+            self.num_handles += 1
         if not message.rows:
             return None
         rows = [self._draft(session, row) for row in message.rows]
@@ -132,6 +155,9 @@ class ScriptedDrafter:
         if row.base_len + row.num_drafts > self.script.max_model_len or row.num_drafts > self.script.max_num_draft_tokens:
             error = f"{row.num_drafts} drafts after {row.base_len} tokens do not fit"
             return DraftRowResult(RowStatus.BAD, row.slot, row.epoch, row.base_len, error=error)
+        if self.script.feature_sets and not self._has_features(slot):
+            self.num_rows_without_features += 1
+            return DraftRowResult(RowStatus.CATCHING_UP, row.slot, row.epoch, row.base_len)
         slot.num_rounds += 1
         if slot.num_rounds <= self.script.num_catch_up_rounds:
             return DraftRowResult(RowStatus.CATCHING_UP, row.slot, row.epoch, row.base_len)
@@ -147,6 +173,21 @@ class ScriptedDrafter:
         prefix.truncate(row.base_len)
         given = [score for score in scores if score is not None]
         return DraftRowResult(RowStatus.OK, row.slot, row.epoch, row.base_len, drafts, given if len(given) == len(drafts) else [])
+
+    def _has_features(self, slot: _Slot) -> bool:
+        """Whether it was told of one place, and of all its blocks in order, that hold n - 1 features of n tokens; asserts what may never be."""
+        handles = slot.features
+        if not handles:
+            return False
+        blocks = [block for handle in handles for block in handle.new_block_ids]
+        generation = handles[0].generation
+        assert {handle.generation for handle in handles} == {generation}, f"a slot of the drafter was told of two places: {handles}"
+        assert blocks == [generation * 10_000 + number for number in range(len(blocks))], f"blocks are missing or told twice: {handles}"
+        assert [bool(handle.source) for handle in handles] == [True, *[False] * (len(handles) - 1)], f"the source is told once: {handles}"
+        assert handles[0].address, f"nobody can be asked: {handles[0]}"
+        num_tokens = len(slot.prefix)
+        assert max(handle.num_positions for handle in handles) <= num_tokens, f"{num_tokens} tokens, but {handles}"
+        return len(blocks) * self.script.feature_block_size >= num_tokens - 1
 
     def _spoil(self, rows: list[DraftRowResult], kind: str) -> list[DraftRowResult]:
         vocab_size = self.script.vocab_size

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, UnsupportedError
 from specwire.messages import (
+    FeatureHandle,
+    FeatureSet,
     Hello,
     RowStatus,
     ServiceDescription,
@@ -60,6 +62,7 @@ class VerifierScript:
     max_message_bytes: int = 64 << 20
     verify_cost: VerifyCost = _NO_COST
     tells_times: bool = False
+    feature_sets: tuple[FeatureSet, ...] = ()  # says where the features of its slots would be; block ids tell the generation
 
 
 @dataclass
@@ -73,6 +76,8 @@ class _Slot:
     is_dead: bool = False  # closed before its round was launched
     is_bad: bool = False
     may_follow: bool = False  # the last row that ran sampled and had no drafts
+    generation: int = 0
+    num_told_blocks: int = 0
 
 
 @dataclass
@@ -109,6 +114,7 @@ class ScriptedVerifier:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self._cached: set[tuple[bytes, int]] = set()
+        self._num_generations = 0
 
     @property
     def num_blocks(self) -> int:
@@ -123,7 +129,7 @@ class ScriptedVerifier:
             dtype=script.dtype, numerics_version=script.numerics_version, device="cpu",
             block_size=script.block_size, num_blocks=script.num_blocks, eos_token_ids=script.eos_token_ids,
             max_num_batched_tokens=script.max_num_batched_tokens, max_message_bytes=script.max_message_bytes,
-            rejection_sample_method=script.rejection_sample_method, verify_cost=script.verify_cost,
+            rejection_sample_method=script.rejection_sample_method, verify_cost=script.verify_cost, feature_sets=script.feature_sets,
         )  # fmt: skip
 
     def tokenizer(self) -> TokenizerSpec:
@@ -187,7 +193,22 @@ class ScriptedVerifier:
         rows = [self._run(session, message.round, row) for row in message.rows]
         block_size = self.script.block_size
         promised = sum(-(-(row.token_budget or 1 + len(row.draft_tokens)) // block_size) + 1 for queued in session.queue for row in queued.rows)
-        return VerifyResult(message.session, message.lane, message.round, rows, self.num_blocks - self.num_blocks_used, promised)
+        features = self._features(session, message, rows) if self.script.feature_sets else []
+        return VerifyResult(
+            message.session, message.lane, message.round, rows, self.num_blocks - self.num_blocks_used, promised, features=features
+        )  # fmt: skip
+
+    def _features(self, session: Session, message: VerifyRound, rows: list[VerifyRowResult]) -> list[FeatureHandle]:
+        """What is new of the rows that ran; a handle's address is that of the whole verifier, told once for each opening."""
+        handles = []
+        for row, answer in zip(message.rows, rows, strict=True):
+            slot = session.slots.get(row.slot)
+            if answer.status is not RowStatus.OK or slot is None or (slot.num_blocks == slot.num_told_blocks and not row.token_budget):
+                continue
+            new = [slot.generation * 10_000 + number for number in range(slot.num_told_blocks, slot.num_blocks)]
+            source, slot.num_told_blocks = "" if slot.num_told_blocks else f"memory of {self.instance_id}", slot.num_blocks
+            handles.append(FeatureHandle(message.session, row.slot, row.epoch, "", source, new, 0, slot.num_computed, slot.generation, 0))
+        return handles
 
     def answered(self, session: Session) -> None:
         """The oldest launched round's answer is on its way: one more may be sent."""
@@ -202,7 +223,8 @@ class ScriptedVerifier:
             raise InvalidArgumentError(f"slot {open_.slot} is one more than max_num_seqs = {self.script.max_num_seqs}")
         prefix = Prefix(open_.noise_key, open_.choice, open_.token_ids)
         num_cached = self._num_cached(open_) if self.script.prefix_caching else 0
-        slot = session.slots[open_.slot] = _Slot(open_, prefix, num_cached, num_cached)
+        self._num_generations += 1
+        slot = session.slots[open_.slot] = _Slot(open_, prefix, num_cached, num_cached, generation=self._num_generations)
         close = SlotRef(open_.slot, open_.epoch)
         slot.is_dead = close in session.closed_early
         session.closed_early.discard(close)
