@@ -49,6 +49,8 @@ class DraftModel:
         max_num_seqs: most sequences; their numbers are below it.
         max_model_len: no sequence is drafted past this many tokens; None = the model's context.
         greedy: draft by argmax whatever the request's temperature.
+        feeds_drafts: the KV that forward writes behind the text is that of its drafts, so that it may be kept once they are committed.
+        vocab_size: of the target, if its ids are not the model's own; forward knows how to read them.
     """
 
     features = None
@@ -63,6 +65,8 @@ class DraftModel:
         max_num_seqs: int = 64,
         max_model_len: int | None = None,
         greedy: bool = False,
+        feeds_drafts: bool = True,
+        vocab_size: int | None = None,
         model_id: str = "",
         tokenizer_fingerprint: str = "",
     ) -> None:
@@ -70,7 +74,8 @@ class DraftModel:
         self._max_model_len = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
         self._max_num_drafts = max_num_drafts
         self._greedy = greedy
-        self._vocab_size = config.vocab_size
+        self._feeds_drafts = feeds_drafts
+        self._vocab_size = vocab_size or config.vocab_size
         self._forward = forward
         self._blocks = BlockManager(num_blocks)
         self._max_inline = max(_MAX_INLINE_TOKENS, max_num_drafts + 1)
@@ -79,7 +84,7 @@ class DraftModel:
         self._description = ServiceDescription(
             model_id=model_id,
             instance_id="",
-            vocab_size=config.vocab_size,
+            vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
             max_num_draft_tokens=max_num_drafts,
             max_num_seqs=max_num_seqs,
@@ -91,7 +96,7 @@ class DraftModel:
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             method="draft_model",
-            eos_token_ids=config.eos_token_ids,
+            eos_token_ids=config.eos_token_ids if vocab_size is None else (),
         )
 
     @property
@@ -206,7 +211,7 @@ class DraftModel:
             self._behind.pop(row.slot, None)
         drafts = results()
         for row, (token_ids, _) in zip(rows, drafts, strict=True):
-            self._sequences[row.slot].fed_drafts = token_ids[:-1]
+            self._sequences[row.slot].fed_drafts = token_ids[:-1] if self._feeds_drafts else []
         return [Drafts(RowStatus.OK, *drafted) for drafted in drafts]
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:

@@ -12,7 +12,9 @@ from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.runner import ModelRunner
-from specwire.engine.sampling.draft import sample_draft
+from specwire.engine.sampling.draft import DraftSamples, sample_draft
+
+from .vocab_mapping import VocabMapping
 
 
 class DraftForward(Protocol):
@@ -55,11 +57,17 @@ def make_forward(
 
 
 class EagerForward:
-    """A pass for each draft position; the host sees every draft."""
+    """A pass for each draft position; the host sees every draft.
 
-    def __init__(self, runner: ModelRunner) -> None:
+    Args:
+        runner: the draft model.
+        mapping: from its ids to the target's, which rows and drafts have; None = they are the same.
+    """
+
+    def __init__(self, runner: ModelRunner, mapping: VocabMapping | None = None) -> None:
         self.counts = PassCounts()
         self._runner = runner
+        self._mapping = mapping if mapping is None else mapping.to(runner.model.device)
         self._sampling: dict[int, DraftSampling] = {}
 
     def open(self, slot: int, sampling: DraftSampling) -> None:
@@ -69,39 +77,58 @@ class EagerForward:
     def compute(self, rows: Sequence[DraftRow]) -> None:
         """See `DraftForward.compute`."""
         if rows:
-            self._run([Segment(row.token_ids, row.start_position, row.block_table) for row in rows])
+            self.run([self._segment(row) for row in rows])
 
     def launch(self, rows: Sequence[DraftRow]) -> Callable[[], list[DraftTokens]]:
         """See `DraftForward.launch`; nothing is left to wait for."""
         drafts = [DraftTokens([], []) for _ in rows]
         live = list(range(len(rows)))
-        segments = [Segment(row.token_ids, row.start_position, row.block_table) for row in rows]
+        segments = [self._segment(row) for row in rows]
         for position in range(max((row.num_drafts for row in rows), default=0)):
             if position:
                 live = [index for index in live if rows[index].num_drafts > position]
-                segments = [Segment([drafts[index].token_ids[-1]], _end(rows[index]) + position - 1, rows[index].block_table) for index in live]
-            hidden = self._run(segments)
-            sampling = [self._sampling[rows[index].slot] for index in live]
-            samples = sample_draft(
-                self._runner.logits(hidden, range(len(live))),
-                temperatures=[one.temperature for one in sampling],
-                keys=[one.key for one in sampling],
-                indices=[_end(rows[index]) + position for index in live],
-                choices=[one.choice for one in sampling],
+                segments = [
+                    Segment(self.model_ids(drafts[index].token_ids[-1:]), _end(rows[index]) + position - 1, rows[index].block_table) for index in live
+                ]
+            hidden, starts = self.run(segments)
+            samples = self.draw(
+                hidden[torch.tensor(starts[1:], device=hidden.device) - 1],
+                [rows[index].slot for index in live],
+                [_end(rows[index]) + position for index in live],
             )
             for index, token_id, prob in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
                 drafts[index].token_ids.append(token_id)
                 drafts[index].probs.append(prob)
         return lambda: drafts
 
-    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Hidden states [S, hidden_size] of each segment's last token."""
+    def model_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """What the draft model reads for the target's ids."""
+        return token_ids if self._mapping is None else self._mapping.draft_ids(token_ids)
+
+    def run(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """One pass. Returns hidden states [T, hidden_size] and the first row of each segment, with T at the end."""
         batch = self._runner.batch(segments)
         self.counts.num_eager_passes += 1
         self.counts.num_tokens += batch.num_tokens
         self.counts.num_padded_tokens += batch.num_tokens
-        hidden = self._runner.forward(batch)
-        return hidden[torch.tensor(batch.row_starts[1:], device=hidden.device) - 1]
+        return self._runner.forward(batch), batch.row_starts
+
+    def draw(self, hidden: torch.Tensor, slots: Sequence[int], indices: Sequence[int]) -> DraftSamples:
+        """A draft for each row of hidden states [R, hidden_size], in the target's ids, each of a slot and with the noise of an index."""
+        logits, mapping = self._runner.logits(hidden, range(len(hidden))), self._mapping
+        sampling = [self._sampling[slot] for slot in slots]
+        return sample_draft(
+            logits if mapping is None else logits.index_select(1, mapping.columns),
+            temperatures=[one.temperature for one in sampling],
+            keys=[one.key for one in sampling],
+            indices=indices,
+            choices=[one.choice for one in sampling],
+            target_ids=None if mapping is None else mapping.target_ids,
+            target_vocab_size=None if mapping is None else mapping.size,
+        )
+
+    def _segment(self, row: DraftRow) -> Segment:
+        return Segment(self.model_ids(row.token_ids), row.start_position, row.block_table)
 
 
 def _end(row: DraftRow) -> int:

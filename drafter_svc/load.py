@@ -9,16 +9,19 @@ from specwire.engine.graphs.draft_runner import DraftRunner
 from specwire.engine.graphs.progress import log_progress
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.memory import CPU_KV_BYTES, allocated_bytes, decide_kv_cache_bytes, log_memory, measure_needs, read_device_memory
+from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.loader import check_device, open_model
 from specwire.engine.out_of_memory import explain_out_of_memory
-from specwire.engine.runner import set_num_threads
+from specwire.engine.runner import ModelRunner, set_num_threads
 from specwire.errors import InvalidArgumentError
 from specwire.phases import Phases
 from specwire.tokenizer import Tokenizer
 
 from .draft_model import DraftModel
-from .forward import DraftForward, make_forward
+from .forward import DraftForward, EagerForward, make_forward
+from .parallel import ParallelForward, read_mask_token_id
+from .vocab_mapping import VocabMapping, read_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,8 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
     check_device(config.device)
     with phases.phase("files"):
         folder = resolve_model(spec.model, with_weights=config.load_format != "dummy")
-        fingerprint = read_fingerprint(config, folder)
+        # A draft model with a vocabulary of its own speaks to others in the target's.
+        fingerprint = read_fingerprint(config, _target_folder(config) if spec.use_heterogeneous_vocab else folder)
     with phases.phase("weights"), explain_out_of_memory(f"load the weights of the draft model {spec.model}", config.device, _SMALLER_MODEL):
         model = open_model(
             folder,
@@ -58,7 +62,8 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
         num_blocks = _num_blocks(config, model, max_model_len)
         kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device)
     with phases.phase("capture"), explain_out_of_memory("capture the draft model's graphs", config.device, _LESS_WORK):
-        forward = _make_forward(config, model, kv_cache, max_model_len)
+        mapping = _read_mapping(config, folder, model)
+        forward = _eager_forward(config, folder, model, kv_cache, mapping) or _make_forward(config, model, kv_cache, max_model_len)
         if isinstance(forward, DraftRunner):
             forward.capture(log_progress(logger, "capturing graphs"))
             log_memory({"weights": weights_bytes}, model.device, kv_cache)
@@ -72,6 +77,8 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         greedy=spec.draft_sample_method == "greedy",
+        feeds_drafts=not spec.parallel_drafting,
+        vocab_size=mapping.size if mapping is not None else None,
         model_id=spec.model,
         tokenizer_fingerprint=fingerprint,
     )
@@ -86,6 +93,33 @@ def read_fingerprint(config: DrafterConfig, folder: Path) -> str:
         logger.warning("%s has no tokenizer.json: whether its ids are the target's is not checked", folder)
         return ""
     return Tokenizer.from_folder(folder).fingerprint
+
+
+def _target_folder(config: DrafterConfig) -> Path:
+    if not config.target_model:
+        raise InvalidArgumentError("use_heterogeneous_vocab is true, but target_model is not set; name the target, whose tokenizer is compared")
+    return resolve_model(config.target_model, with_weights=False)
+
+
+def _read_mapping(config: DrafterConfig, folder: Path, model: Decoder) -> VocabMapping | None:
+    """For a draft model with a tokenizer of its own."""
+    if not config.speculative_config.use_heterogeneous_vocab:
+        return None
+    target = _target_folder(config)
+    return read_mapping(folder, target, model.config.vocab_size, ModelConfig.from_folder(target).vocab_size, model.config.eos_token_ids)
+
+
+def _eager_forward(
+    config: DrafterConfig, folder: Path, model: Decoder, kv_cache: KVCache, mapping: VocabMapping | None
+) -> EagerForward | ParallelForward | None:
+    """What runs a draft model with mask tokens or with a vocabulary of its own; None for others."""
+    is_parallel = config.speculative_config.parallel_drafting
+    if not is_parallel and mapping is None:
+        return None
+    if model.device.type == "cuda" and config.use_cuda_graphs:
+        logger.warning("the draft model runs kernel by kernel: no graphs are captured with parallel_drafting or use_heterogeneous_vocab")
+    eager = EagerForward(ModelRunner(model, kv_cache), mapping)
+    return ParallelForward(eager, read_mask_token_id(folder, model.config.vocab_size)) if is_parallel else eager
 
 
 def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_model_len: int) -> DraftForward:

@@ -173,8 +173,9 @@ def _plain(config: Speculative) -> Speculative:
 
 
 def _with_target(config: DrafterConfig, target: str) -> DrafterConfig:
-    """A head shares parts of the target, which is known here."""
-    if config.target_model or config.speculative_config.method not in HEAD_METHODS:
+    """A head shares parts of the target, and a draft model's tokenizer may be compared with the target's, which is known here."""
+    spec = config.speculative_config
+    if config.target_model or not (spec.method in HEAD_METHODS or spec.use_heterogeneous_vocab):
         return config
     return dataclasses.replace(config, target_model=target)
 

@@ -22,12 +22,12 @@ class Noise:
     key: int
     choice: int = 0
 
-    def draw(self, logits: torch.Tensor, index: int) -> int:
-        """The token of logits [VOCAB] at an index."""
+    def draw(self, logits: torch.Tensor, index: int, size: int = VOCAB) -> int:
+        """The token of logits [size] at an index."""
         if self.temperature == 0:
             return int(logits.argmax())
         one = [torch.tensor([value]) for value in (key_to_int64(self.key), index, self.choice)]
-        return int((logits + self.temperature * gumbel(noise_words(*one, Stream.TARGET, VOCAB))[0]).argmax())
+        return int((logits + self.temperature * gumbel(noise_words(*one, Stream.TARGET, size))[0]).argmax())
 
     def prob(self, logits: torch.Tensor, token_id: int) -> float:
         return float((logits / (self.temperature or 1.0)).softmax(0)[token_id])
