@@ -39,9 +39,10 @@ class SharedFeatures:
         """See `FeaturePath.read`."""
         words, size, num_rows = self._pool.words, self._pool.layout.block_size, len(self._rows)
         live = [span for span in spans if words[span.place] == span.generation]
-        slots = [token_slots(span.block_ids, span.first, span.num_positions, size) for span in live]
-        numbers = np.concatenate([np.zeros(0, dtype=np.int64), *slots])
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < num_rows:
+        if not live:
+            return [None] * len(spans)
+        numbers = np.concatenate([token_slots(span.block_ids, span.first, span.num_positions, size) for span in live])
+        if not 0 <= numbers.min() <= numbers.max() < num_rows:
             raise FailedPreconditionError(
                 f"a handle names token {numbers.max()} of {num_rows} in the verifier's memory; run the same version everywhere"
             )

@@ -5,6 +5,7 @@ import logging
 from specwire.config import VerifierConfig
 from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.heads.features import feature_source
 from specwire.engine.heads.source import FeatureSource
 from specwire.engine.models.config import ModelConfig
 from specwire.messages import FeatureSet
@@ -18,11 +19,9 @@ def feature_sources(config: VerifierConfig, target: ModelConfig) -> list[Feature
     Raises:
         SpecwireError: no head, or one made for another target; naming both.
     """
-    from specwire.engine.heads.features import feature_source
-
     sources: dict[str, FeatureSource] = {}
     for name in head_names(config):
-        source = feature_source(resolve_model(name), target)
+        source = feature_source(resolve_model(name, is_head=True), target)
         if source.hash in sources:
             logger.info("the heads %s and %s read the same features, which are kept once", sources[source.hash].name, source.name)
         else:
