@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specwire.train.data import Sequences
-from specwire.train.target import Target
+from specwire.train.target import Target, free_bytes
 
 _FEATURE_TOKENS = 65_536
 _KEEP_SHARE = 0.5
@@ -70,7 +70,7 @@ class BatchSource:
     def fits(self) -> bool:
         """Whether they may be kept."""
         device = self._target.device
-        return self.num_bytes <= (torch.cuda.mem_get_info(device)[0] * _KEEP_SHARE if device.type == "cuda" else _CPU_KEEP_BYTES)
+        return self.num_bytes <= (free_bytes(device) * _KEEP_SHARE if device.type == "cuda" else _CPU_KEEP_BYTES)
 
     def keep(self, on_batch: Callable[[int, int], None]) -> None:
         """Computes all hidden states once.

@@ -14,7 +14,7 @@ from specwire.train.batches import Batch
 from specwire.train.loss import product
 from specwire.train.modules import Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms, shifted
 from specwire.train.recipe import Recipe
-from specwire.train.target import Target
+from specwire.train.target import Target, causal_attention
 
 
 class Eagle3Head(nn.Module):
@@ -136,8 +136,7 @@ def _attend(query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Te
     """query [B, KV, G, L, D], keys and values [B, KV, L, D] of each pass: causal in the first, to the same row in the others."""
     rows, num_kv_heads, group, length, head_dim = query.shape
     if len(keys) == 1:
-        flat = query.flatten(1, 2)
-        return F.scaled_dot_product_attention(flat, keys[0], values[0], is_causal=True, enable_gqa=True).view_as(query)
+        return causal_attention(query.flatten(1, 2), keys[0], values[0]).view_as(query)
     scores = (query.flatten(2, 3) @ keys[0].transpose(-1, -2)).view(rows, num_kv_heads, group, length, length)
     is_later = torch.ones((length, length), dtype=torch.bool, device=query.device).triu(1)
     scores = scores.masked_fill(is_later, -math.inf)

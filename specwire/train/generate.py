@@ -6,10 +6,9 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from specwire.train.data import Job
-from specwire.train.target import Target
+from specwire.train.target import Target, causal_attention, free_bytes
 
 _PREFILL_TOKENS = 65_536
 _SHRINK_EVERY = 16
@@ -24,7 +23,7 @@ def max_rows(target: Target, num_tokens: int) -> int:
         return _CPU_ROWS
     config = target.config
     bytes_per_row = num_tokens * 2 * config.num_layers * config.num_kv_heads * config.head_dim * target.dtype.itemsize + 8 * config.vocab_size
-    return max(1, int(torch.cuda.mem_get_info(target.device)[0] * 0.5 / bytes_per_row))
+    return max(1, int(free_bytes(target.device) * 0.5 / bytes_per_row))
 
 
 def generate(
@@ -106,7 +105,7 @@ class _Batch:
                 layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: slice = rows, visible: torch.Tensor = visible
             ) -> torch.Tensor:
                 self._keys[layer][rows, :, : self._width], self._values[layer][rows, :, : self._width] = key, value
-                return F.scaled_dot_product_attention(query, key, value, attn_mask=visible[:, None], enable_gqa=True)
+                return causal_attention(query, key, value, visible[:, None])
 
             last.append(self._target.forward(self._prompts[rows], (columns - padding).clamp_min(0), attend).final[:, -1])
         return torch.cat(last)

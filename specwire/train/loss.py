@@ -1,22 +1,16 @@
 """The loss over the vocabulary, with its gradient, piece by piece: logits of a whole batch would not fit beside each other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from specwire.train import terms
+from specwire.train.terms import LossShape, Terms
+
 _CUDA_NUMBERS, _CPU_NUMBERS = 2**27, 2**23
 """Logits of one piece."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossShape:
-    """What is minimised: kl x KL(target || draft) + tv x total variation distance, both at a temperature; base x the same without the bias."""
-
-    kl: float
-    tv: float
-    base: float
-    temperature: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +73,7 @@ class _Gradients:
         self, hidden: torch.Tensor, weights: torch.Tensor, head: torch.Tensor, previous: torch.Tensor | None, bias_head: torch.Tensor | None
     ) -> None:
         self._inputs, self._head = hidden, head
+        self._terms = _terms_on(head.device)
         self._scale = weights / weights.sum().clamp_min(1e-6)
         self._previous = hidden.new_zeros((hidden.shape[1], 0)) if previous is None else previous.float()
         self._bias_head = hidden.new_zeros((len(head), 0)) if bias_head is None else bias_head.float()
@@ -90,47 +85,31 @@ class _Gradients:
 
     def add(self, rows: slice, log_target: torch.Tensor, top: torch.Tensor, draft_ids: torch.Tensor | None, shape: LossShape) -> None:
         """Target positions `rows`: log-probabilities of the ids that can be drafted, and the most likely of all ids."""
-        target = log_target.exp()
         previous = self._previous[rows]
         has_bias = previous.shape[1] > 0
         bias = previous @ self._bias_head.t() if has_bias else None
-        d_bias = torch.zeros_like(target) if has_bias else None
+        d_bias = torch.zeros_like(log_target) if has_bias else None
         for draft, hidden in enumerate(self._inputs):
-            factor = self._scale[draft, rows, None]
+            factors = self._scale[draft, rows]
             base = product(hidden[rows], self._head)
-            terms, gradient, (kl, overlap, best) = _terms(base if bias is None else base + bias, target, log_target, shape)
-            gradient *= factor
-            self.kl[draft, rows], self.overlap[draft, rows] = kl, overlap
-            self.is_top[draft, rows] = (best if draft_ids is None else draft_ids[best]) == top
+            result = self._terms(base if bias is None else base + bias, log_target, factors, shape)
+            self.kl[draft, rows], self.overlap[draft, rows] = result.kl, result.overlap
+            self.is_top[draft, rows] = (result.best if draft_ids is None else draft_ids[result.best]) == top
+            self.loss += (result.loss * factors).sum()
             if d_bias is not None:
-                d_bias += gradient
+                d_bias += result.gradient
                 if shape.base:
-                    base_terms, base_gradient, _ = _terms(base, target, log_target, shape)
-                    terms = terms + shape.base * base_terms
-                    gradient.addcmul_(base_gradient, shape.base * factor)
-            self.loss += (terms * factor[:, 0]).sum()
-            self.hidden[draft, rows] = product(gradient, self._head.t())
+                    base_terms = self._terms(base, log_target, shape.base * factors, shape, result.gradient)
+                    self.loss += shape.base * (base_terms.loss * factors).sum()
+            self.hidden[draft, rows] = product(result.gradient, self._head.t())
         if d_bias is not None:
             self.previous[rows] = d_bias @ self._bias_head
             self.bias_head.addmm_(d_bias.t(), previous)
 
 
-def _terms(
-    logits: torch.Tensor, target: torch.Tensor, log_target: torch.Tensor, shape: LossShape
-) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Loss of each row [R], its gradient by the logits [R, V], and (KL, overlap, most likely draft id) [R].
+def _terms_on(device: torch.device) -> Callable[..., Terms]:
+    if device.type != "cuda":
+        return terms.loss_terms
+    from specwire.train import fused_terms
 
-    d KL / dz = mass x q - p and d TV / dz = q (s - sum q s), s = sign(q - p) / 2, where q is the draft's softmax and p the target's share of
-    the same ids, whose sum is the mass.
-    """
-    log_draft = (logits / shape.temperature).log_softmax(-1)
-    draft = log_draft.exp()
-    kl = (target * (log_target - log_draft)).sum(-1)
-    overlap = torch.minimum(target, draft).sum(-1)
-    mass = target.sum(-1, keepdim=True)
-    gradient = (draft * mass).sub_(target).mul_(shape.kl)
-    if shape.tv:
-        side = (draft - target).sign_().mul_(0.5 * shape.tv).mul_(draft)
-        gradient += side - draft * side.sum(-1, keepdim=True)
-    gradient /= shape.temperature
-    return shape.kl * kl + shape.tv * (1 - overlap), gradient, (kl, overlap, log_draft.argmax(-1))
+    return fused_terms.loss_terms

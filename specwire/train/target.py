@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import load_model, tensor_shapes
@@ -72,7 +73,7 @@ class Target:
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
 
         def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            return causal_attention(query, key, value)
 
         return self.forward(tokens, positions, attend, feature_layers)
 
@@ -105,6 +106,27 @@ class Target:
 
     def _norm(self, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(residual, (residual.shape[-1],), weight.float(), self.config.rms_norm_eps).to(self.dtype)
+
+
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
+    """query [B, H, L, D], key and value [B, KV, L, D] -> [B, H, L, D].
+
+    Args:
+        visible: [B, 1, L, L] bool, who attends to whom, instead of all that came before.
+    """
+    # Not cuDNN's: it makes a plan for each shape, which took a minute of a fresh GPU's first run.
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        if visible is None:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        # With a mask only the plain kernel groups heads by itself; it would write all scores to memory.
+        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that nothing holds, nor torch keeps for later."""
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,10 @@ import torch
 from specwire.train.batches import BatchSource, plan_batches
 from specwire.train.deadline import Deadline, TimeUp
 from specwire.train.heads import Head
-from specwire.train.loss import LossShape, vocabulary_loss
+from specwire.train.loss import vocabulary_loss
 from specwire.train.recipe import Recipe
 from specwire.train.target import Target
+from specwire.train.terms import LossShape
 
 _NOTE_EVERY = 20
 _SAVE_EVERY = 500
@@ -194,8 +195,9 @@ class _Sums:
         self._loss = torch.zeros(2, device=device)  # sum, batches
 
     def add(self, loss: torch.Tensor, is_draft: torch.Tensor, positions: torch.Tensor, overlap: torch.Tensor, is_top: torch.Tensor) -> None:
-        values = torch.stack((torch.ones_like(overlap), overlap, is_top.float()), -1)
-        self._sums.index_add_(0, positions[is_draft], values[is_draft])
+        # No boolean index: it would wait for the device.
+        values = torch.stack((torch.ones_like(overlap), overlap, is_top.float()), -1) * is_draft[..., None]
+        self._sums.index_add_(0, positions.flatten(), values.flatten(0, 1))
         self._loss += torch.stack((loss, torch.ones_like(loss)))
 
     def take(self) -> dict[str, Any]:

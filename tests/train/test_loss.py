@@ -1,10 +1,16 @@
 """The loss over the vocabulary against torch's own derivatives."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from specwire.train import fused_terms, terms
 from specwire.train import loss as loss_module
-from specwire.train.loss import LossShape, vocabulary_loss
+from specwire.train.loss import vocabulary_loss
+from specwire.train.terms import LossShape
 
 NUM_DRAFTS, NUM_ROWS, HIDDEN, VOCAB, RANK = 3, 7, 8, 23, 4
 
@@ -64,3 +70,28 @@ def test_a_draft_equal_to_the_target_costs_nothing() -> None:
     assert gradient.abs().max() < 1e-5
     assert statistics.overlap.min() > 1 - 1e-5
     assert statistics.is_top.all()
+
+
+@pytest.mark.parametrize("size", [16, 23, 40])
+@pytest.mark.parametrize("shape", [LossShape(1.0, 1.0, 0.0, 1.0), LossShape(0.5, 2.0, 0.0, 0.7)])
+def test_the_kernel_computes_what_its_twin_does(size: int, shape: LossShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_terms, "BLOCK", 16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(size)
+    logits, target = (3 * torch.randn(5, size, generator=generator) for _ in range(2))
+    log_target = target.log_softmax(-1)[:, :size] - 0.1  # as if some of the vocabulary could not be drafted
+    factors = torch.rand(5, generator=generator)
+    expected = terms.loss_terms(logits, log_target, factors, shape)
+    inputs = [tensor.to(device) for tensor in (logits, log_target, factors)]
+    actual = fused_terms.loss_terms(*inputs, shape)
+    for mine, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), wanted, atol=1e-5, rtol=1e-4)
+    added = fused_terms.loss_terms(*inputs, shape, torch.ones(5, size, device=device))
+    torch.testing.assert_close(added.gradient.cpu(), 1 + expected.gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_the_kernel_compiles_for_hopper() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-m", "tests.train.hopper"], env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert [int(lines) > 100 for lines in done.stdout.split()] == [True, True]
