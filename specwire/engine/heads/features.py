@@ -38,7 +38,7 @@ def source_of(config: HeadConfig, tensors: HeadTensors, target: ModelConfig | No
         width, dtype = config.layers.hidden_size, projection.dtype
     else:
         width, dtype = config.target_hidden_size * len(layer_ids), tensors.dtype
-    digest = hashlib.sha256(f"{layer_ids} {width} {dtype} {config.layers.rms_norm_eps}".encode())
+    digest = hashlib.sha256(f"{layer_ids} {width} {dtype} {config.layers.rms_norm_eps if norms else 0}".encode())
     for tensor in (*(norms or ()), *([projection] if projection is not None else [])):
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return FeatureSource(Path(config.name).name, layer_ids, projection, width, dtype, digest.hexdigest(), norms, config.layers.rms_norm_eps)
