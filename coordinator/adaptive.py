@@ -4,8 +4,6 @@ specwire.policy.adaptive."""
 import logging
 import time
 from collections.abc import Sequence as Rows
-from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +11,10 @@ import numpy as np
 from specwire.config import CoordinatorConfig
 from specwire.messages import RoundTiming, RowStatus, VerifyCost, VerifyResult
 from specwire.policy.adaptive import AdaptivePolicy, Kept
-from specwire.policy.calibration import Calibrated
+from specwire.policy.budget import Ints
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.curves import VerifyCurve
+from specwire.policy.grades import NUM_GRADES, blend_qualities, grades_of
 from specwire.policy.request import DraftRequest
 
 from .calibration import Calibration
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NO_SCORE = 0.5
-"""Of a draft whose drafter gives none: calibration learns what it is worth."""
 _REPEATS = (4, 16, 64)
 """Steps until a probe is repeated that found all drafters catching up: they go on with that meanwhile."""
 _MAX_OBSERVED = 64
@@ -71,6 +68,7 @@ class LanePolicy:
         self._reads_kv = cost.ms_per_kv_token > 0
         self._num_repeats = 0
         self._repeat_at = -1
+        self._repeated = DraftRequest(0)
         self._next_observed = 0
         self._finished_ns = 0
 
@@ -88,17 +86,19 @@ class LanePolicy:
         curves = self.cost.drafts = tuple([link.drafter.curve for link in links])
         most = min(most, max([link.drafter.max_drafts for link in links]))
         shape, num_sampling = self._shape(decodes, chunks, num_drafting, leaves_run_ahead=not lane.is_lockstep)
-        request = self.policy.choose_request(step, shape, num_sampling, most)
-        if request.num_drafts < most and step == self._repeat_at:
-            request = DraftRequest(most, is_probe=True)
+        request = self.policy.choose_request(step, shape, num_sampling, most, lambda: _count_grades(decodes))
+        if step == self._repeat_at and request.num_drafts < self._repeated.num_drafts <= most:
+            request = self._repeated
         self._note_fallback(request.fallback)
-        return Choice(self, step, request, curves, shape, num_sampling)
+        is_observed = request.is_probe or not step % max(1, shape.num_rows // _MAX_OBSERVED)
+        return Choice(self, step, request, curves, shape, num_sampling, is_observed)
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
         """See `Choice.settle`."""
-        old = choice.shape
+        old, request = choice.shape, choice.request
         choice.shape, choice.num_sampling = self._shape(decodes, chunks, old.num_drafting, leaves_run_ahead=old.leaves_run_ahead)
-        choice.shape = choice.shape._replace(num_requested=choice.request.num_drafts if is_drafting else 0)
+        if is_drafting:
+            choice.shape = choice.shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked)
 
     def keep(self, choice: Choice, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
         """See `Choice.keep`."""
@@ -106,32 +106,35 @@ class LanePolicy:
         decodes, most = plan.decodes, plan.num_drafts
         if list(map(len, drafts)) != most:
             drafts = [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, most, strict=True)]
-        answered = choice.rows = [
-            index
-            for index, sequence in enumerate(decodes)
-            if drafts[index] is not NO_DRAFTS and (slot := sequence.slot) is not None and not slot.is_closed
-        ]
+        answered = choice.rows = [index for index, draft in enumerate(drafts) if draft is not NO_DRAFTS]
         self._note_answers(choice, plan, bool(answered))
         if not answered:
             return drafts
-        offered = [drafts[index] for index in answered]
+        offered = drafts
         if len(answered) < len(decodes):
-            decodes, most = [decodes[index] for index in answered], [most[index] for index in answered]
-            choice.rows = _rows_of_round(plan, answered)
+            offered, decodes, most = [drafts[i] for i in answered], [decodes[i] for i in answered], [most[i] for i in answered]
         places = [place for sequence in decodes if (place := sequence.draft_slot) is not None]
         assert len(places) == len(answered), f"{len(answered)} sequences have drafts, but {len(places)} a drafter"
-        scores = [place.confidences for place in places]
-        if list(map(len, scores)) != list(map(len, offered)):
-            scores = [_scores(place, len(draft)) for place, draft in zip(places, offered, strict=True)]
-        num_asked = [place.num_asked if place.num_asked < number else number for place, number in zip(places, most, strict=True)]
+        scores, lengths = [place.confidences for place in places], list(map(len, offered))
+        if list(map(len, scores)) != lengths:
+            scores = [row[:number] for row, number in zip(scores, lengths, strict=True)]
+        asked = [place.num_asked for place in places]
+        if asked != most:
+            asked = list(map(min, asked, most))
         groups = [place.group if place.group >= 0 else self._group(place) for place in places]
-        kept = choice.kept = self.policy.choose_kept(choice.request, scores, num_asked, groups, choice.shape, choice.num_sampling)
+        kept = choice.kept = self.policy.choose_kept(
+            choice.request, np.frombuffer(b"".join(scores), dtype=np.float32).astype(np.float64), np.array(lengths), np.array(asked),
+            np.array([place.grade for place in places]), np.array(groups), choice.shape, choice.num_sampling,
+        )  # fmt: skip
+        if choice.is_observed:
+            _grade(places, kept, choice.step)
         numbers = kept.num_kept.tolist()
-        choice.num_offered, choice.budget = sum(map(len, offered)), sum(numbers)
+        choice.num_offered, choice.budget = sum(lengths), sum(numbers)
         if choice.budget < choice.num_offered:
+            if offered is drafts:
+                return [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, numbers, strict=True)]
             for index, number in zip(answered, numbers, strict=True):
-                if len(drafts[index]) > number:
-                    drafts[index] = drafts[index][:number]
+                drafts[index] = drafts[index][:number]
         return drafts
 
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult) -> None:
@@ -139,16 +142,18 @@ class LanePolicy:
         timing = result.timing
         # A round that ran ahead was at the verifier before the one before it had ended.
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
-        if choice.step % max(1, len(round_.rows) // _MAX_OBSERVED) and not choice.request.is_probe:
+        if not choice.is_observed:
             return
         if choice.kept is not None:
-            self._observe_drafts(choice.kept, choice.rows, result)
+            self._observe_drafts(choice.kept, _rows_of_round(round_, choice.rows), result)
         self.cost.drafts = choice.curves
         if self.cost.unknown or not timing.received_ns:
             return
         shape = choice.shape
         if len(round_.rows) != shape.num_rows:
             shape = shape._replace(num_tokens=sum([row.token_budget or 1 for row in round_.rows]), num_rows=len(round_.rows))
+        if shape.num_requested:
+            shape = shape._replace(num_asked=_count_asks(round_.plan.num_drafts))
         choice.step_ms = self.cost.observe(choice.budget, shape, _measure(choice, round_, timing, started_ns))
 
     def _shape(self, decodes: "list[Sequence]", chunks: "Chunks", num_drafting: Rows[int], *, leaves_run_ahead: bool) -> tuple[StepShape, int]:
@@ -176,12 +181,12 @@ class LanePolicy:
         stride = -(-len(rows) // _MAX_OBSERVED)
         self._next_observed = (self._next_observed + 1) % stride
         taken = slice(self._next_observed, None, stride)
-        num_kept, scores = kept.num_kept[taken], kept.calibrated
+        if stride > 1:
+            kept = kept.take(taken)
         answers = [result.rows[row] for row in rows[taken]]
         num_accepted = np.array([answer.num_accepted if answer.status is _OK else -1 for answer in answers])
-        num_accepted[num_accepted > num_kept] = -1
-        observed = Calibrated(scores.confidences[taken], scores.bins[taken], scores.groups[taken])
-        self.policy.observe(replace(kept, num_kept=num_kept, calibrated=observed, is_typical=kept.is_typical[taken]), num_accepted)
+        num_accepted[num_accepted > kept.num_kept] = -1
+        self.policy.observe(kept, num_accepted)
 
     def _group(self, place: "DraftSlot") -> int:
         """What kind of drafts a place's are; found once."""
@@ -193,7 +198,7 @@ class LanePolicy:
     def _note_answers(self, choice: Choice, plan: "Plan", has_answers: bool) -> None:
         """A probe that nobody answered has shown nothing: after many steps without drafts, drafters must catch up first."""
         if choice.request.is_probe and not has_answers and any(plan.num_drafts) and self._num_repeats < len(_REPEATS):
-            self._repeat_at = choice.step + _REPEATS[self._num_repeats]
+            self._repeat_at, self._repeated = choice.step + _REPEATS[self._num_repeats], choice.request
             self._num_repeats += 1
         else:
             self._num_repeats = 0
@@ -213,16 +218,31 @@ def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
 
 
-def _rows_of_round(plan: "Plan", indices: list[int]) -> list[int]:
-    """Where these rows of the plan are among the decode rows of its round: those before them that are closed by now get none."""
-    is_live = [sequence.slot is not None and not sequence.slot.is_closed for sequence in plan.decodes]
-    rows = list(accumulate(is_live, initial=0))
-    return [rows[index] for index in indices]
+def _rows_of_round(round_: "Round", rows: list[int]) -> list[int]:
+    """Where these decode rows of the plan are in its round: sequences that had ended before it was sent have no row in it."""
+    decodes = round_.plan.decodes
+    if len(round_.rows) == len(decodes) + len(round_.plan.chunks):
+        return rows
+    places = {id(slot.sequence): row for row, slot in enumerate(round_.slots)}
+    return [places[id(decodes[row])] for row in rows]
 
 
-def _scores(place: "DraftSlot", number: int) -> list[float]:
-    """The scores of a place's first drafts."""
-    return place.confidences[:number] if len(place.confidences) == len(place.drafts) else [_NO_SCORE] * number
+def _count_grades(decodes: "list[Sequence]") -> Ints:
+    """[grades] sequences of each that have a place at a drafter."""
+    grades = [place.grade for sequence in decodes if (place := sequence.draft_slot) is not None]
+    return np.bincount(np.array(grades, dtype=np.int64), minlength=NUM_GRADES)
+
+
+def _count_asks(num_drafts: list[int]) -> list[int]:
+    """Sequences that were asked for more than 0, 1, ... drafts."""
+    numbers = np.bincount(num_drafts)
+    return (len(num_drafts) - np.cumsum(numbers)[:-1]).tolist()
+
+
+def _grade(places: "list[DraftSlot]", kept: Kept, step: int) -> None:
+    qualities = blend_qualities(np.array([place.quality for place in places]), kept.survival, kept.num_asked, is_lone=kept.is_lone)
+    for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
+        place.quality, place.grade, place.graded_step = quality, grade, step
 
 
 def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int) -> StepMs:

@@ -7,10 +7,12 @@ from specwire.messages import VerifyResult
 from specwire.policy.adaptive import Kept
 from specwire.policy.cost import StepShape
 from specwire.policy.curves import DraftCurve
+from specwire.policy.grades import RETRY_STEPS
 from specwire.policy.request import DraftRequest
 
 if TYPE_CHECKING:
     from .adaptive import LanePolicy
+    from .draft_slot import DraftSlot
     from .link import DraftLink
     from .plan import Plan
     from .sequence import Sequence
@@ -30,9 +32,10 @@ class Choice:
         curves: of the drafters that may be asked, in the order of shape.num_drafting.
         shape: the step without drafts.
         num_sampling: sequences that emit a token whatever is drafted.
+        is_observed: calibration, forecast and grades learn from it.
         links: drafters that were asked.
         draft_ms: the work of the one that took longest; 0 = not known.
-        rows: decode rows of the round that `kept` is about: those whose drafters answered.
+        rows: decode rows of the plan that `kept` is about: those whose drafters answered.
         kept: which drafts to verify; None where no drafter answered, or none was asked.
         num_offered, budget: drafts that came, and that are verified (B).
         step_ms: predicted and measured time of the whole step; None where either is not known, or was not looked at.
@@ -44,6 +47,7 @@ class Choice:
     curves: tuple[DraftCurve, ...]
     shape: StepShape
     num_sampling: int
+    is_observed: bool
     links: "list[DraftLink]" = field(default_factory=list)
     draft_ms: float = 0.0
     rows: list[int] = field(default_factory=list)
@@ -51,6 +55,14 @@ class Choice:
     num_offered: int = 0
     budget: int = 0
     step_ms: tuple[float, float] | None = None
+
+    def num_drafts(self, place: "DraftSlot") -> int:
+        """How many drafts a sequence is asked for: as many as others of its grade, now and then as many as any."""
+        request = self.request
+        number = request.by_grade[place.grade] if request.by_grade else request.num_drafts
+        if number < request.num_drafts and self.is_observed and self.step - place.graded_step >= RETRY_STEPS:
+            return request.num_drafts
+        return number
 
     def asking(self, links: "list[DraftLink]") -> None:
         """The drafters that have asks are about to get them."""

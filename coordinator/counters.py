@@ -34,6 +34,7 @@ class Counters:
     num_lookup_failures: int = 0  # look-ups of host names that failed
     num_stale_drafts: int = 0  # rows of draft replies for another epoch, base_len or closed slot
     num_garbage_drafts: int = 0  # rows of draft replies that no drafter should send
+    num_nan_scores: int = 0  # scores of drafts that are no numbers; the drafts are used all the same
     num_bad_traceparents: int = 0  # of clients: they name no span
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Sequences and steps that went without drafts though K was above 0, by cause."""

@@ -1,5 +1,6 @@
 """The record of a choice's verifications, kept for requests that ask for it."""
 
+from array import array
 from typing import TYPE_CHECKING
 
 from specwire.messages import DraftReport
@@ -7,7 +8,7 @@ from specwire.messages import DraftReport
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-_NAN = float("nan")
+_NO_SCORE, _NO_SCORES = array("f", [float("nan")]), array("f")
 
 
 class DraftLog:
@@ -21,12 +22,12 @@ class DraftLog:
     def add(self, sequence: "Sequence", drafts: list[int], num_accepted: int) -> None:
         """Notes one verification; call it before its tokens are committed, while what the drafter sent is still in its slot."""
         place = sequence.draft_slot
-        scores: list[float] = []
+        scores = _NO_SCORES
         # Another reply may have come since the drafts were sent off.
         if place is not None and place.base_len == len(sequence.token_ids) and place.drafts[: len(drafts)] == drafts:
             scores = place.confidences[: len(drafts)]
         if len(scores) != len(drafts):
-            scores = [_NAN] * len(drafts)
+            scores = _NO_SCORE * len(drafts)
         self._report.num_draft_tokens.append(len(drafts))
         self._report.num_accepted_tokens.append(num_accepted)
         self._report.confidences.extend(scores)

@@ -1,23 +1,36 @@
 """A sequence's place at a drafter."""
 
+from array import array
 from typing import TYPE_CHECKING
 
 from specwire.messages import DraftOpen
+from specwire.policy.grades import UNKNOWN
 
 if TYPE_CHECKING:
     from .link import DraftLink
     from .sequence import Sequence
 
+_NAN = float("nan")
+NO_SCORES = array("f")
+"""Shared by slots without drafts; never written."""
+
 
 class DraftSlot:
-    """One life of a drafter slot. Drafts in it are fresh iff base_len is the sequence's length now. group: what kind of drafts they are, once
-    adaptive verification has asked for it."""
+    """One life of a drafter slot. Drafts in it are fresh iff base_len is the sequence's length now.
+
+    Attributes:
+        drafts, confidences: of the last answer, equally many; a score that is NaN is none.
+        group: what kind of drafts they are, once adaptive verification has asked for it.
+        quality, grade: how good they were lately, and graded_step, the last one that said so (specwire.policy.grades).
+    """
 
     __slots__ = (
         "base_len",
         "confidences",
         "drafts",
         "epoch",
+        "grade",
+        "graded_step",
         "group",
         "index",
         "is_open",
@@ -27,6 +40,7 @@ class DraftSlot:
         "num_sent_tokens",
         "num_told_blocks",
         "parent_round",
+        "quality",
         "sequence",
     )
 
@@ -42,9 +56,12 @@ class DraftSlot:
         self.num_failures = 0
         self.parent_round = 0
         self.group = -1
+        self.quality = _NAN
+        self.grade = UNKNOWN
+        self.graded_step = 0
         self.base_len = 0
         self.drafts: list[int] = []
-        self.confidences: list[float] = []
+        self.confidences = NO_SCORES
 
     def open(self) -> DraftOpen:
         sequence = self.sequence

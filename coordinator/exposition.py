@@ -51,6 +51,7 @@ COUNTS = {
         ("lookup_failures", "look-ups of host names that failed"),
         ("stale_drafts", "rows of draft replies for another epoch, length or slot than the sequence has now"),
         ("garbage_drafts", "rows of draft replies that no drafter should send"),
+        ("nan_scores", "drafts whose score was no number; they count as drafts without a score"),
         ("bad_traceparents", "requests whose traceparent names no span"),
     )
 }

@@ -77,7 +77,7 @@ def make_plan(lane: "Lane") -> Plan | None:
     if may_open and lane.policy is not None:
         choice = lane.policy.choose(lane, decodes, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding), k)
         k = k if choice is None else choice.request.num_drafts
-    num_drafts = _num_drafts(lane, decodes, k)
+    num_drafts = _num_drafts(lane, decodes, k, choice)
     is_drafting = any(num_drafts)
     if is_drafting and lane.in_flight:
         return None
@@ -131,16 +131,20 @@ def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:
     return decodes, prefills, is_waited_for or bool(decodes)
 
 
-def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int) -> list[int]:
-    """Drafts to ask for: K, shrunk to what the sequence, its context and its drafter can take."""
+def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int, choice: "Choice | None") -> list[int]:
+    """Drafts to ask for: K, or what adaptive verification chose for such sequences, shrunk to what the sequence, its context and its drafter can
+    take."""
     if not k or not any(link.is_usable for link in lane.links):
         return [0] * len(decodes)
     num_drafts = []
+    graded = choice if choice is not None and choice.request.by_grade else None
     for sequence in decodes:
         place = sequence.draft_slot
         if place is None or not place.link.is_usable:
             num_drafts.append(0)
             continue
+        if graded is not None:
+            k = graded.num_drafts(place)
         drafter, length = place.link.drafter, len(sequence.token_ids)
         # Nearly always K itself: cheaper to see so than to take the smallest of all.
         if k <= sequence.max_drafts and length + k < sequence.max_len and k <= drafter.max_drafts and length + k <= drafter.window:

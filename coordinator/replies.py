@@ -1,17 +1,21 @@
 """What is used of a drafter's reply: rows that are fresh and sane. Nothing that a drafter sends is forwarded unchecked."""
 
+from array import array
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specwire.messages import DraftRowResult, RowStatus
 
-from .draft_slot import DraftSlot
+from .draft_slot import NO_SCORES, DraftSlot
 
 if TYPE_CHECKING:
     from .link import DraftLink
 
 _MAX_FAILURES = 3
 _OK = RowStatus.OK
+_NO_SCORE = array("f", [float("nan")])
 
 
 def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) -> None:
@@ -19,6 +23,7 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
     lane, slots = link.lane, link.slots
     counters, num_asked, vocab_size = lane.counters, lane.num_speculative_tokens, lane.vocab_size
     all_are_sane = _are_sane(rows, vocab_size)
+    _note_scores(link, rows)
     for row in rows:
         status, index, epoch, base_len, drafts, confidences, error = row
         place = slots.get(index)
@@ -26,26 +31,38 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
             counters.num_stale_drafts += 1
         elif status is not _OK:
             _fail(link, place, status, error)
-        elif len(drafts) > (place.num_asked if is_asked else num_asked) or not (all_are_sane or _are_sane([row], vocab_size)):
+        elif (
+            len(drafts) > (place.num_asked if is_asked else num_asked)
+            or len(confidences) not in (0, len(drafts))
+            or not (all_are_sane or _are_sane([row], vocab_size))
+        ):
             counters.num_garbage_drafts += 1
             counters.fallbacks["garbage"] += 1
             address = link.drafter.address
             lane.log.warning(f"garbage {address}", "drafter %s sent %d drafts that no drafter should send; dropped", address, len(drafts))
-            place.base_len, place.drafts, place.confidences = base_len, [], []  # an answer that is worth nothing, which is worth knowing
+            place.base_len, place.drafts, place.confidences = base_len, [], NO_SCORES  # an answer that is worth nothing, which is worth knowing
         else:
             place.base_len = base_len
             place.drafts = drafts
-            place.confidences = confidences
+            place.confidences = confidences or _NO_SCORE * len(drafts)
             place.num_failures = 0
 
 
 def _are_sane(rows: list[DraftRowResult], vocab_size: int) -> bool:
-    """Whether all drafts are in the vocabulary and the confidences may be what they should: a NaN makes their sum one, too."""
+    """Whether all drafts are in the vocabulary."""
     drafts = list(chain.from_iterable([row.draft_tokens for row in rows]))
-    if not drafts:
-        return True
-    scores = chain.from_iterable([row.confidences for row in rows])
-    return min(drafts) >= 0 and max(drafts) < vocab_size and 0 <= sum(scores) <= len(drafts)
+    return not drafts or (min(drafts) >= 0 and max(drafts) < vocab_size)
+
+
+def _note_scores(link: "DraftLink", rows: list[DraftRowResult]) -> None:
+    """Counts scores that are no numbers. Their drafts may be as good as any: they count as drafts without a score."""
+    is_nan = np.isnan(np.frombuffer(b"".join([row.confidences for row in rows]), dtype=np.float32))
+    if is_nan.any():
+        address, number = link.drafter.address, int(is_nan.sum())
+        link.lane.counters.num_nan_scores += number
+        link.lane.log.warning(
+            f"scores {address}", "drafter %s sent %d drafts whose score is NaN; they count as drafts without a score", address, number
+        )  # fmt: skip
 
 
 def _fail(link: "DraftLink", place: DraftSlot, status: RowStatus, error: str) -> None:

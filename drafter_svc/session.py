@@ -1,6 +1,7 @@
 """The sequences of one stream: slots in their lives, and which rows of a round may be drafted for. Knows no threads and no gRPC."""
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -94,7 +95,7 @@ class Session:
     def answer(self, row: DraftRow, drafts: Drafts) -> DraftRowResult:
         """The answer to a row whose `Ask` got these drafts."""
         self.counts[drafts.status.name] += 1
-        return DraftRowResult(drafts.status, row.slot, row.epoch, row.base_len, drafts.token_ids, drafts.scores)
+        return DraftRowResult(drafts.status, row.slot, row.epoch, row.base_len, drafts.token_ids, array("f", drafts.scores))
 
     def close(self) -> None:
         """Frees all sequences; does nothing the second time."""

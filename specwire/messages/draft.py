@@ -1,5 +1,6 @@
 """Rounds between coordinator and drafter."""
 
+from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -59,15 +60,20 @@ class DraftRound:
     sent_ns: int = 0
 
 
+_NO_SCORES = array("f")
+"""Never written."""
+
+
 class DraftRowResult(NamedTuple):
-    """Drafts for one sequence; fresh iff (epoch, base_len) match it now. confidences are raw scores in [0, 1]."""
+    """Drafts for one sequence; fresh iff (epoch, base_len) match it now. confidences are raw scores in [0, 1] as 32-bit floats (typecode f), one for
+    each draft, NaN for one without; or none at all."""
 
     status: RowStatus
     slot: int
     epoch: int
     base_len: int
     draft_tokens: list[int] = []  # noqa: RUF012 - never written
-    confidences: list[float] = []  # noqa: RUF012 - never written
+    confidences: "array[float]" = _NO_SCORES
     error: str = ""
 
 

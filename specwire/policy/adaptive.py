@@ -2,12 +2,13 @@
 
 How a lane's step uses it. `shape` is the step without drafts (specwire.policy.cost.StepShape); rows are the step's decode rows, in one order:
 
-    plan     request = policy.choose_request(step, shape, num_sampling, most)    most: the ceiling by K, schedule and the round's token limit
-             plans may come to nothing (rounds in flight must be answered before there can be drafts): asked again for the same step, it stays
-             each row is asked for min(request.num_drafts, what its request, its length and its drafter allow)
+    plan     request = policy.choose_request(step, shape, num_sampling, most, count_grades)    most: the ceiling by K, schedule and the round's
+             token limit. Plans may come to nothing (rounds in flight must be answered before there can be drafts): asked again for the same step,
+             it stays. Each row is asked for min(request.by_grade[its grade], what its request, its length and its drafter allow)
     propose
-    trim     kept = policy.choose_kept(request, scores, num_asked, groups, shape, num_sampling)    by row: what came, was asked for, is its kind
-             a row's drafts are cut to kept.num_kept[row]
+    trim     kept = policy.choose_kept(request, scores, num_offered, num_asked, grades, groups, shape, num_sampling)    by row: what came, was
+             asked for, is its kind. A row's drafts are cut to kept.num_kept[row]; now and then, sequences get new grades from kept.survival
+             (specwire.policy.grades)
     commit   policy.observe(kept, num_accepted)    once a round, when it is answered: by row, -1 where it was not answered, or was dropped
 
 What the steps took goes to `StepCost.observe`, by whoever measures it. One policy belongs to one lane; a calibrator may be shared by all lanes.
@@ -18,9 +19,9 @@ Rollouts need no mode of their own: as a batch drains, fewer sequences share a s
 by themselves, to K_max for the last sequences.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,12 @@ from specwire.policy.budget import Floats, Ints, choose_budget, survivals
 from specwire.policy.calibration import Calibrated, Calibrator
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
-from specwire.policy.request import PROBE_STRIDE, DraftRequest, PolicyCounters, RequestPlanner
+from specwire.policy.grades import NUM_GRADES, UNKNOWN
+from specwire.policy.probes import probed_rows
+from specwire.policy.request import DraftRequest, PolicyCounters, RequestPlanner
+
+_LONE_TRIALS = 16.0
+"""What a probe that nothing is drafted beside leaves of older observations of its bins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +44,36 @@ class Kept:
 
     Args:
         num_kept: [R] first drafts of each row.
+        num_offered, num_asked, grades: [R] as they came.
         calibrated: what they were judged by.
-        is_typical: [R] rows that were asked for all drafts of the step.
+        survival: [R, K] probabilities that a draft and all before it are accepted; -1 where there is none.
+        is_typical: [R] rows that were asked for all drafts that their grade is asked for.
+        num_rows, num_sampling: R of the step, and sequences that emit a token in it whatever is drafted.
+        is_probe, is_lone: as in the request.
         expected_tokens, cost_ms: what the step should emit, and take; 0 where that is not known.
     """
 
     num_kept: Ints
+    num_offered: Ints
+    num_asked: Ints
+    grades: Ints
     calibrated: Calibrated
+    survival: Floats
     is_typical: NDArray[np.bool_]
+    num_rows: int
+    num_sampling: int
+    is_probe: bool
+    is_lone: bool
     expected_tokens: float
     cost_ms: float
+
+    def take(self, rows: slice) -> "Kept":
+        """Only these rows."""
+        judged = Calibrated(self.calibrated.confidences[rows], self.calibrated.bins[rows], self.calibrated.groups[rows])
+        return replace(
+            self, num_kept=self.num_kept[rows], num_offered=self.num_offered[rows], num_asked=self.num_asked[rows], grades=self.grades[rows],
+            calibrated=judged, survival=self.survival[rows], is_typical=self.is_typical[rows],
+        )  # fmt: skip
 
 
 class AdaptivePolicy:
@@ -58,10 +84,10 @@ class AdaptivePolicy:
         calibrator: of its drafters' scores; for at least max_drafts positions.
         max_drafts: K_max, the most that is ever asked for.
         hysteresis: K_request changes where another one emits so much more a millisecond (0.01 = 1%).
-        probe_share: most of the time that probes may cost (0.005 = 0.5%); 0 = no probes: what stopped to pay is then never tried again.
+        probe_share: most of the time that probes may cost (0.01 = 1%); 0 = no probes: what stopped to pay is then never tried again.
     """
 
-    def __init__(self, cost: StepCost, calibrator: Calibrator, max_drafts: int, *, hysteresis: float = 0.01, probe_share: float = 0.005) -> None:
+    def __init__(self, cost: StepCost, calibrator: Calibrator, max_drafts: int, *, hysteresis: float = 0.01, probe_share: float = 0.01) -> None:
         assert max_drafts <= calibrator.num_positions, f"{max_drafts} drafts, but the calibrator has {calibrator.num_positions} positions"
         self.cost = cost
         self.calibrator = calibrator
@@ -69,23 +95,28 @@ class AdaptivePolicy:
         self.forecast = SurvivalForecast(max_drafts)
         self._planner = RequestPlanner(cost, self.forecast, self.counters, hysteresis=hysteresis, probe_share=probe_share)
 
-    def choose_request(self, step: int, shape: StepShape, num_sampling: int, most_drafts: int) -> DraftRequest:
-        """K_request: the K of most expected tokens a millisecond, at the best budget for each.
+    def choose_request(
+        self, step: int, shape: StepShape, num_sampling: int, most_drafts: int, count_grades: Callable[[], Ints] | None = None
+    ) -> DraftRequest:
+        """K_request: what emits most expected tokens a millisecond, at the best budget for each.
 
         Args:
             step: its number; asked again for the same one, the choice stays, but for the ceiling.
             shape: of the step without drafts; its num_requested says nothing.
             num_sampling: sequences that emit a token in it whatever is drafted.
             most_drafts: the ceiling; 0 = no drafts.
+            count_grades: [grades] sequences of each, asked for now and then; None: all are unknown.
         """
-        return self._planner.choose(step, shape, num_sampling, most_drafts)
+        return self._planner.choose(step, shape, num_sampling, most_drafts, count_grades or _all_unknown)
 
     def choose_kept(
         self,
         request: DraftRequest,
-        scores: Sequence[Sequence[float]],
-        num_asked: Sequence[int],
-        groups: Sequence[int],
+        scores: Floats,
+        num_offered: Ints,
+        num_asked: Ints,
+        grades: Ints,
+        groups: Ints,
         shape: StepShape,
         num_sampling: int,
     ) -> Kept:
@@ -93,44 +124,61 @@ class AdaptivePolicy:
 
         Args:
             request: what `choose_request` chose for this step.
-            scores: of each row's drafts, one each, no more than asked for, in [0, 1]; NaN counts as certain to fail. A drafter without scores:
-                0.5 each.
-            num_asked: drafts that each row was asked for.
-            groups: `Calibrator.group` of each row's drafts.
+            scores: [drafts] of each row's drafts, row after row, in [0, 1]; NaN: it has none.
+            num_offered: [R] drafts that came of each row, no more than it was asked for.
+            num_asked: [R] drafts that each row was asked for, 1 or more.
+            grades, groups: [R] each row's grade, and `Calibrator.group` of its drafts.
             shape: of the step as it will be sent, without drafts.
         """
-        packed, num_offered = pack_scores(scores, request.num_drafts)
-        calibrated = self.calibrator.calibrate(packed, np.array(groups, dtype=np.int64))
-        is_typical = np.array(num_asked, dtype=np.int64) == request.num_drafts
-        num_drafts = int(num_offered.sum())
+        calibrated = self.calibrator.calibrate(lay_out(scores, num_offered, request.num_drafts), groups)
+        survival = survivals(calibrated.confidences, num_offered)
+        num_drafts = len(scores)
         if self.cost.unknown:
-            num_kept, expected, cost_ms = num_offered, 0.0, 0.0
+            num_kept, expected, cost_ms = num_offered.copy(), 0.0, 0.0
         else:
-            priced = shape._replace(num_requested=request.num_drafts, leaves_run_ahead=False)
+            priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked, leaves_run_ahead=False)
             costs = self.cost.step_ms(np.arange(num_drafts + 1), priced)
-            budget = choose_budget(survivals(calibrated.confidences, num_offered), num_sampling, costs, self._planner.tokens_per_ms(shape))
+            budget = choose_budget(survival, num_sampling, costs, self._planner.tokens_per_ms(shape))
             num_kept, expected, cost_ms = budget.num_kept, budget.expected_tokens, budget.cost_ms
         if request.is_probe:
-            start = self.counters.num_probes % PROBE_STRIDE if len(scores) >= PROBE_STRIDE else self.counters.num_probes % max(1, len(scores))
-            num_kept[start::PROBE_STRIDE] = num_offered[start::PROBE_STRIDE]
+            rows = probed_rows(len(num_offered), self.counters.num_probes)
+            num_kept[rows] = num_offered[rows]
         self.counters.num_offered += num_drafts
         self.counters.num_kept += int(num_kept.sum())
-        return Kept(num_kept, calibrated, is_typical, expected, cost_ms)
+        wanted = np.array(request.by_grade)[grades] if request.by_grade else request.num_drafts
+        return Kept(
+            num_kept, num_offered, num_asked, grades, calibrated, survival, num_asked >= wanted,
+            len(num_kept), num_sampling, request.is_probe, request.is_lone, expected, cost_ms,
+        )  # fmt: skip
 
     def observe(self, kept: Kept, num_accepted: Ints) -> None:
         """A round was answered: of each row [R] how many drafts were accepted; -1 where that is not known."""
-        self.forecast.observe(kept.calibrated.confidences[kept.is_typical])
-        self.calibrator.observe(kept.calibrated, np.where(num_accepted < 0, 0, kept.num_kept), num_accepted)
+        typical = kept.is_typical
+        confidences = np.where(kept.survival < 0, 0.0, kept.calibrated.confidences)
+        self.forecast.observe(confidences[typical], kept.num_asked[typical], kept.grades[typical], is_lone=kept.is_lone)
+        num_verified = np.where(num_accepted < 0, 0, kept.num_kept)
+        self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if kept.is_lone else math.inf)
+        is_known = num_accepted >= 0
+        if not kept.is_probe and kept.cost_ms and is_known.any():
+            self._planner.observe_step(kept.num_sampling + kept.num_rows * float(num_accepted[is_known].mean()), kept.cost_ms)
+        if kept.is_lone and len(num_accepted):
+            by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
+            whole = is_known & (kept.num_kept == kept.num_offered)
+            by_outcomes = num_accepted[whole].mean() if whole.any() else 0.0
+            self._planner.observe_probe(max(float(by_scores), float(by_outcomes)))
 
 
-def pack_scores(rows: Sequence[Sequence[float]], num_positions: int) -> tuple[Floats, Ints]:
-    """Scores as a matrix [R, K], NaN where there is no draft, and how many each row has [R]."""
-    num_offered = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    assert num_offered.max(initial=0) <= num_positions, f"{num_offered.max()} scores of a row, but {num_positions} drafts were asked for"
-    num_scores = int(num_offered.sum())
-    flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=num_scores)
-    if num_scores == len(rows) * num_positions:
-        return flat.reshape(len(rows), num_positions), num_offered
-    scores = np.full((len(rows), num_positions), np.nan)
-    scores[np.arange(num_positions) < num_offered[:, None]] = flat
-    return scores, num_offered
+def lay_out(scores: Floats, num_offered: Ints, num_positions: int) -> Floats:
+    """Scores row after row as a matrix [R, K], 0 where there is no draft."""
+    number = len(num_offered)
+    if len(scores) == number * num_positions:
+        return scores.reshape(number, num_positions)
+    matrix = np.zeros((number, num_positions))
+    matrix[np.arange(num_positions) < num_offered[:, None]] = scores
+    return matrix
+
+
+def _all_unknown() -> Ints:
+    counts = np.zeros(NUM_GRADES, dtype=np.int64)
+    counts[UNKNOWN] = 1
+    return counts

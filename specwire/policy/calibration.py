@@ -1,14 +1,16 @@
 """Confidences: what a drafter's raw scores are worth as probabilities of acceptance, learned while serving (docs/design.md section 4).
 
-A raw score in [0, 1] is turned into log-odds and falls into one of 50 bins. Per (method, greedy or sampled, position) and bin, observations
-are counted, and forgotten slowly; the estimates are the bins' shares of accepted drafts, shrunk towards a prior and made non-decreasing in the
-score (isotonic regression). The prior of the first position is sigmoid(0.5 x log-odds - 0.2), that of a later one the estimate before it.
+A raw score in [0, 1] is turned into log-odds and falls into one of 50 bins; drafts without a score have one of their own. Per (method, greedy or
+sampled, position) and bin, observations are counted, and forgotten slowly; the estimates are the bins' shares of accepted drafts, shrunk towards a
+prior and made non-decreasing in the score (isotonic regression). The prior of the first position is sigmoid(0.5 x log-odds - 0.2), that of a later
+one the estimate before it.
 
 Why not a logistic curve of two parameters per position: in simulated streams both had an expected calibration error below 1% where the truth
 is logistic, but where it is not, the curve stayed at 5.5% (two kinds of requests, scores with noise), 2.5% (match lengths) and 13% (a
 threshold), the bins at 0.5%, 0.5% and 1.0%. Over the first thousand observations, the error was 2% to 5% with the bins, 2% to 14% with the curve.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,12 +19,12 @@ import numpy as np
 from specwire.policy.budget import Floats, Ints
 
 _LOW, _HIGH, _WIDTH = -4.0, 8.0, 0.25
-NUM_BINS = int((_HIGH - _LOW) / _WIDTH) + 2
-"""Of log-odds from -4 to 8, and one at each end. Wider ones would take the matches of three and of four tokens for the same."""
-_NO_SCORE = NUM_BINS
-"""NaN: never counted, and worth nothing."""
-_CENTERS = np.linspace(_LOW - _WIDTH / 2, _HIGH + _WIDTH / 2, NUM_BINS)
-_PRIOR: Floats = 1 / (1 + np.exp(0.2 - 0.5 * _CENTERS))
+_NUM_SCORE_BINS = int((_HIGH - _LOW) / _WIDTH) + 2
+NUM_BINS = 1 + _NUM_SCORE_BINS
+"""The first one of drafts without a score; then those of log-odds from -4 to 8, and one at each end. Wider ones would take the matches of three and
+of four tokens for the same."""
+_CENTERS = np.linspace(_LOW - _WIDTH / 2, _HIGH + _WIDTH / 2, _NUM_SCORE_BINS)
+_PRIOR: Floats = 1 / (1 + np.exp(0.2 - 0.5 * np.concatenate([[0.0], _CENTERS])))
 _PRIOR_WEIGHT = 0.5
 """Observations that a bin's prior counts for."""
 WINDOW = 2048
@@ -37,7 +39,7 @@ class Calibrated:
     """Scores of a step's drafts, as probabilities.
 
     Args:
-        confidences: [R, K] P(accepted, if all before it are); 0 where there is no score.
+        confidences: [R, K] P(accepted, if all before it are).
         bins: [R, K], groups: [R]: what `Calibrator.observe` needs to learn from the outcome.
     """
 
@@ -78,7 +80,8 @@ class Calibrator:
         self.accepted: Floats = np.zeros((0, num_positions, NUM_BINS))
         self._num_observed: Ints = np.zeros((0, num_positions), dtype=np.int64)
         self._errors: Floats = np.zeros((3, 0, num_positions, _NUM_ERROR_BINS))  # observations, sums of predictions, sums of outcomes
-        self._values: Floats = np.zeros((0, num_positions, NUM_BINS + 1))
+        self._values: Floats = np.zeros((0, num_positions, NUM_BINS))
+        self._first_places = np.arange(num_positions) * NUM_BINS
         self._num_steps = 0
         self._num_new = 0
 
@@ -98,7 +101,7 @@ class Calibrator:
         self.accepted = np.concatenate([self.accepted, np.zeros((*one, NUM_BINS))])
         self._num_observed = np.concatenate([self._num_observed, np.zeros(one, dtype=np.int64)])
         self._errors = np.concatenate([self._errors, np.zeros((3, *one, _NUM_ERROR_BINS))], axis=1)
-        self._values = np.concatenate([self._values, np.zeros((*one, NUM_BINS + 1))])
+        self._values = np.concatenate([self._values, np.zeros((*one, NUM_BINS))])
         self._estimate(len(self.groups) - 1)
         return len(self.groups) - 1
 
@@ -106,27 +109,32 @@ class Calibrator:
         """Raw scores [R, k <= K] in [0, 1] (others are clipped, NaN is none) of rows of these groups [R]."""
         num_positions = scores.shape[1]
         assert num_positions <= self.num_positions, f"{num_positions} positions, but there are {self.num_positions}"
-        with np.errstate(divide="ignore", invalid="ignore"):
-            bins = np.log(scores / (1 - scores))  # -inf at 0, inf at 1
-        bins -= _LOW - _WIDTH
-        bins *= 1 / _WIDTH
-        np.clip(bins, 0, NUM_BINS - 1, out=bins)
-        is_outside = np.isnan(bins)
-        if is_outside.any():
-            outside = scores[is_outside]
-            bins[is_outside] = np.where(outside > 1, NUM_BINS - 1, np.where(outside < 0, 0, _NO_SCORE))
-        indices = bins.astype(np.int64)
-        rows = groups * (self.num_positions * (NUM_BINS + 1))
-        places = indices + (rows[:, None] + np.arange(num_positions) * (NUM_BINS + 1))
-        return Calibrated(self._values.ravel().take(places), indices, groups)
+        # In place, since at this size much of the time goes into memory.
+        clipped = np.minimum(scores, 1.0)
+        np.maximum(clipped, 0.0, out=clipped)
+        log_odds = 1.0 - clipped
+        with np.errstate(divide="ignore"):
+            np.divide(clipped, log_odds, out=log_odds)  # inf at 1
+            np.log(log_odds, out=log_odds)  # -inf at 0
+        log_odds *= 1 / _WIDTH
+        log_odds += 2 - _LOW / _WIDTH
+        np.minimum(log_odds, NUM_BINS - 1, out=log_odds)
+        np.maximum(log_odds, 1.0, out=log_odds)
+        np.fmax(log_odds, 0.0, out=log_odds)  # of NaN and 0 it takes the 0
+        bins = log_odds.astype(np.int64)
+        places = bins + self._first_places[:num_positions]
+        if len(self.groups) > 1:
+            places += (groups * (self.num_positions * NUM_BINS))[:, None]
+        return Calibrated(self._values.ravel().take(places), bins, groups)
 
-    def observe(self, drafts: Calibrated, num_verified: Ints, num_accepted: Ints) -> None:
+    def observe(self, drafts: Calibrated, num_verified: Ints, num_accepted: Ints, *, most_trials: float = math.inf) -> None:
         """Learns from a step's outcome: of each row [R], how many drafts were verified, and how many of these were accepted.
 
         Positions behind a rejection, or behind the verified ones, say nothing. A row whose outcome is not known has 0 verified drafts.
+        most_trials: what older observations of the same bins count for at most.
         """
         positions = np.arange(drafts.bins.shape[1])
-        is_observed = (positions < num_verified[:, None]) & (positions <= num_accepted[:, None]) & (drafts.bins != _NO_SCORE)
+        is_observed = (positions < num_verified[:, None]) & (positions <= num_accepted[:, None])
         rows, columns = np.nonzero(is_observed)
         if not len(rows):
             return
@@ -139,13 +147,18 @@ class Calibrator:
         for counts in (self.trials, self.accepted, *self._errors):
             counts *= decay
         bins = places * NUM_BINS + drafts.bins[rows, columns]
+        if most_trials < math.inf:
+            seen = np.unique(bins)
+            keep = np.minimum(1.0, most_trials / np.maximum(self.trials.ravel()[seen], most_trials))
+            for counts in (self.trials, self.accepted):
+                counts.ravel()[seen] *= keep
         self.trials += np.bincount(bins, minlength=self.trials.size).reshape(self.trials.shape)
         self.accepted += np.bincount(bins, is_accepted, minlength=self.trials.size).reshape(self.trials.shape)
         self._observe_errors(places, drafts.confidences[rows, columns], is_accepted)
         self._num_steps += 1
         self._num_new += len(rows)
         # Often while there is little data, then rarely: new estimates cost more than all else here.
-        if (self._num_steps >= _MIN_STEPS and self._num_new >= _MIN_NEW) or self._num_new >= self.trials.sum() / 2:
+        if most_trials < math.inf or (self._num_steps >= _MIN_STEPS and self._num_new >= _MIN_NEW) or self._num_new >= self.trials.sum() / 2:
             self._num_steps = self._num_new = 0
             for group in np.unique(drafts.groups[rows]):
                 self._estimate(int(group))
@@ -172,8 +185,9 @@ class Calibrator:
         for position in range(self.num_positions):
             if self.trials[group, position].any():
                 weights = self.trials[group, position] + _PRIOR_WEIGHT
-                prior = isotonic((self.accepted[group, position] + _PRIOR_WEIGHT * prior) / weights, weights)
-            self._values[group, position, :NUM_BINS] = prior
+                shares = (self.accepted[group, position] + _PRIOR_WEIGHT * prior) / weights
+                prior = np.concatenate([shares[:1], isotonic(shares[1:], weights[1:])])
+            self._values[group, position] = prior
 
     def _group_statistics(self, group: int) -> CalibrationStatistics:
         last = int(np.flatnonzero(self._num_observed[group])[-1]) + 1

@@ -1,28 +1,35 @@
-"""What each K_request should bring: tokens and milliseconds of the step, at the best budget (docs/design.md section 4)."""
+"""What each choice of drafts to ask for should bring: tokens and milliseconds of the step, at the best budget (docs/design.md section 4)."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from specwire.policy.budget import Floats
+from specwire.policy.budget import Floats, Ints
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
+from specwire.policy.grades import NUM_GRADES, UNKNOWN
 
 _NUM_BUDGETS = 96
-"""That are compared for each K."""
+"""That are compared for each option."""
+_LEAST_SURVIVALS = (0.0, 0.15, 0.25, 0.35, 0.5, 0.65)
+"""Grades are asked for drafts as far as their mean survival is this or more. 0: all are asked for equally many."""
 
 
 class Candidates(NamedTuple):
-    """Steps by K_request.
+    """Steps by what is asked for.
 
     Args:
-        tokens, times_ms: [K + 1] at the best budget.
-        probe_ms: of the step with the largest K that verifies some more tokens, with all of the bubble of leaving run-ahead.
+        options: [options, grades] drafts that the sequences of each grade are asked for; the first K_max + 1 ask all for 0, 1, ..., K_max.
+        tokens, times_ms: [options] at the best budget.
+        probe_ms: [options] of the step that verifies some more tokens, with all of the bubble of leaving run-ahead.
+        all_ms: [options] of the step that verifies all drafts.
     """
 
+    options: Ints
     tokens: Floats
     times_ms: Floats
-    probe_ms: float
+    probe_ms: Floats
+    all_ms: Floats
 
     @property
     def best_rate(self) -> float:
@@ -30,43 +37,66 @@ class Candidates(NamedTuple):
         return float((self.tokens / self.times_ms).max())
 
 
+def list_options(forecast: SurvivalForecast, num_by_grade: Ints, most: int, current: tuple[int, ...]) -> Ints:
+    """[options, grades] what to compare: each number of drafts up to `most` for all sequences, or only as deep as a grade's survivals reach.
+
+    Args:
+        current: what is asked for until now, which is among them.
+    """
+    means = forecast.means()[:, :most]
+    depths = np.stack([(means >= least).sum(axis=1) for least in _LEAST_SURVIVALS])  # [survivals, grades]
+    depths[:, UNKNOWN] = most
+    depths[:, num_by_grade == 0] = most  # nobody is in it: it makes no difference, and so no further option
+    ks = np.arange(1, most + 1)
+    cut = np.minimum(depths[1:, None, :], ks[None, :, None]).reshape(-1, NUM_GRADES)
+    same = np.repeat(np.arange(most + 1), NUM_GRADES).reshape(-1, NUM_GRADES)
+    others = dict.fromkeys(map(tuple, cut.tolist()))
+    others[current] = None
+    for option in map(tuple, same.tolist()):
+        others.pop(option, None)
+    return np.array([*same.tolist(), *others], dtype=np.int64)
+
+
 def find_candidates(
     cost: StepCost,
     forecast: SurvivalForecast,
     shape: StepShape,
     num_sampling: int,
-    most: int,
+    options: Ints,
+    num_by_grade: Ints,
     *,
     stay_steps: float,
     num_probed: int,
     tokens_per_ms: float | None = None,
 ) -> Candidates:
-    """K_request = 0..most.
+    """What comes of each option.
 
     Args:
         shape: of the step without drafts.
         num_sampling: sequences that emit a token whatever is drafted.
+        options: see `list_options`; the first one asks for nothing.
+        num_by_grade: [grades] sequences that can have drafts.
         stay_steps: steps over which the bubble of leaving run-ahead is spread.
-        num_probed: tokens that a probe verifies beside its budget.
+        num_probed: rows of which a probe verifies all drafts, beside its budget.
         tokens_per_ms: see `specwire.policy.budget.choose_budget`.
     """
-    num_drafting = sum(shape.num_drafting)
-    budgets = np.unique(np.linspace(0, num_drafting * most, _NUM_BUDGETS).astype(np.int64))
+    most = int(options.max())
+    budgets = np.unique(np.linspace(0, int(num_by_grade.sum()) * most, _NUM_BUDGETS).astype(np.int64))
     none = budgets[:1]
-    gains = forecast.gains(budgets, num_drafting)
-    times, tokens = [float(cost.step_ms(none, shape._replace(num_requested=0))[0])], [float(num_sampling)]
-    lockstep = shape._replace(num_requested=1, leaves_run_ahead=False)
+    run_ahead_ms = float(cost.step_ms(none, shape._replace(num_requested=0))[0])
+    lockstep = shape._replace(num_requested=most, num_asked=(0,) * most, leaves_run_ahead=False)
+    without_drafts = cost.step_ms(budgets, lockstep)
     bubble_ms = 0.0
     if shape.leaves_run_ahead:
-        bubble_ms = float((cost.step_ms(none, lockstep._replace(leaves_run_ahead=True)) - cost.step_ms(none, lockstep))[0])
-    probe_ms = times[0]
-    for k in range(1, most + 1):
-        costs = cost.step_ms(budgets, lockstep._replace(num_requested=k))
-        spread = costs + bubble_ms / stay_steps
-        expected = num_sampling + gains[k - 1]
-        best = int(np.argmax(expected / spread if tokens_per_ms is None else expected - tokens_per_ms * spread))
-        times.append(float(spread[best]))
-        tokens.append(float(expected[best]))
-        probe = min(int(np.searchsorted(budgets, budgets[best] + num_probed)), len(budgets) - 1)
-        probe_ms = float(costs[probe]) + bubble_ms
-    return Candidates(np.array(tokens), np.array(times), probe_ms)
+        bubble_ms = float(cost.step_ms(none, lockstep._replace(leaves_run_ahead=True))[0] - without_drafts[0])
+    num_asked = ((options[:, None, :] > np.arange(most)[:, None]) * num_by_grade).sum(axis=2)
+    costs = without_drafts + cost.draft_ms(num_asked, shape)[:, None]
+    spread = costs + bubble_ms / stay_steps
+    expected = num_sampling + forecast.gains(budgets, num_by_grade, options)
+    best = np.argmax(expected / spread if tokens_per_ms is None else expected - tokens_per_ms * spread, axis=1)
+    rows = np.arange(len(options))
+    tokens, times_ms = expected[rows, best], spread[rows, best]
+    tokens[0], times_ms[0] = num_sampling, run_ahead_ms
+    probed = np.minimum(np.searchsorted(budgets, budgets[best] + num_probed * options.max(axis=1)), len(budgets) - 1)
+    whole = np.searchsorted(budgets, options @ num_by_grade)
+    return Candidates(options, tokens, times_ms, costs[rows, probed] + bubble_ms, spread[rows, whole])

@@ -22,6 +22,7 @@ class StepShape(NamedTuple):
         num_requested: drafts that each sequence is asked for (K_request); 0 = the lane runs ahead.
         num_drafting: sequences that each of `StepCost.drafts` drafts for.
         leaves_run_ahead: the step before ran ahead, or could have.
+        num_asked: sequences that are asked for more than 0, 1, ... drafts; empty: all for num_requested.
     """
 
     num_tokens: int
@@ -31,6 +32,7 @@ class StepShape(NamedTuple):
     num_requested: int = 0
     num_drafting: Sequence[int] = ()
     leaves_run_ahead: bool = False
+    num_asked: Sequence[int] = ()
 
 
 class StepMs(NamedTuple):
@@ -91,7 +93,7 @@ class StepCost:
         run_ahead_ms = self.hops.ms(shape.num_rows, 1)
         if not shape.num_requested:
             return np.maximum(verify_ms, run_ahead_ms) if self._runs_ahead else verify_ms + run_ahead_ms
-        step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + self._draft_ms(shape))
+        step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + float(self.draft_ms(_asks(shape), shape)[0]))
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
 
     def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> tuple[float, float] | None:
@@ -113,22 +115,34 @@ class StepCost:
         verify_ms = self.verify.table_ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         self.verify.correction.observe(float(verify_ms[0]), measured.verify_ms)
         self.hops.correction.observe(self.hops.table_ms(shape.num_rows, 2 if shape.num_requested else 1), measured.hop_ms)
-        if slowest := self._slowest(shape):
-            curve, num_sequences, num_kv_tokens = slowest
-            curve.correction.observe(curve.table_ms(shape.num_requested, num_sequences, num_kv_tokens), measured.draft_ms)
+        if shape.num_requested and (times := self._times_of_drafters(_asks(shape), shape)):
+            ms, curve = max(((float(ms[0]), curve) for ms, curve in times), key=lambda one: one[0])
+            curve.correction.observe(ms / curve.correction.factor, measured.draft_ms)
         return whole
 
-    def _draft_ms(self, shape: StepShape) -> float:
-        slowest = self._slowest(shape)
-        return slowest[0].ms(shape.num_requested, *slowest[1:]) if slowest else 0.0
+    def draft_ms(self, num_asked: IntArray, shape: StepShape) -> FloatArray:
+        """Milliseconds [n] of the slowest drafter.
 
-    def _slowest(self, shape: StepShape) -> tuple[DraftCurve, int, int] | None:
-        """The drafter that should take longest, its sequences and their tokens; None where none is asked for drafts."""
-        if not shape.num_requested:
-            return None
-        kv_share = shape.num_kv_tokens / max(1, shape.num_rows)
-        asked = [(curve, n, int(n * kv_share)) for curve, n in zip(self.drafts, shape.num_drafting, strict=True) if n > 0]
-        return max(asked, key=lambda one: one[0].ms(shape.num_requested, *one[1:]), default=None)
+        Args:
+            num_asked: [n, K] sequences that are asked for more than j drafts, over all drafters; each has its share of them.
+            shape: of the step, but for what is asked.
+        """
+        times = self._times_of_drafters(num_asked, shape)
+        return np.max([ms for ms, _ in times], axis=0) if times else np.zeros(len(num_asked))
+
+    def _times_of_drafters(self, num_asked: IntArray, shape: StepShape) -> list[tuple[FloatArray, DraftCurve]]:
+        """Of those that are asked."""
+        kv_share, total = shape.num_kv_tokens / max(1, shape.num_rows), sum(shape.num_drafting)
+        return [
+            (curve.ms_of_asks(num_asked if number == total else -(-num_asked * number // total), kv_share), curve)
+            for curve, number in zip(self.drafts, shape.num_drafting, strict=True)
+            if number > 0
+        ]
+
+
+def _asks(shape: StepShape) -> IntArray:
+    """[1, K], see `StepCost.draft_ms`."""
+    return np.array([shape.num_asked or [sum(shape.num_drafting)] * shape.num_requested])
 
 
 def verify_ms(cost: VerifyCost, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:

@@ -91,19 +91,37 @@ class DraftCurve:
         self.reads_kv = self._ms_per_kv_token > 0
         self.is_known = bool(self._by_sequences)
         self._table: FloatArray = np.zeros((0, 0))  # [K, sequences]
+        self._rises: FloatArray = np.zeros((0, 0))  # [K, sequences]: from K to K + 1
 
     def table_ms(self, num_draft_tokens: int, num_sequences: int, num_kv_tokens: int = 0) -> float:
         """Without the factor; num_kv_tokens: tokens of all these sequences."""
         if num_draft_tokens <= 0 or num_sequences <= 0:
             return 0.0
-        assert self.is_known, "a drafter without a cost table: see is_known"
-        if num_draft_tokens >= self._table.shape[0] or num_sequences >= self._table.shape[1]:
-            self._table = self._dense(num_draft_tokens, num_sequences)
+        self._reach(num_draft_tokens, num_sequences)
         return float(self._table[num_draft_tokens, num_sequences]) + self._ms_per_kv_token * num_draft_tokens * max(0, num_kv_tokens)
 
     def ms(self, num_draft_tokens: int, num_sequences: int, num_kv_tokens: int = 0) -> float:
         """See `table_ms`; with the factor."""
         return self.table_ms(num_draft_tokens, num_sequences, num_kv_tokens) * self.correction.factor
+
+    def ms_of_asks(self, num_asked: IntArray, kv_tokens_per_sequence: float = 0.0) -> FloatArray:
+        """Milliseconds [n], with the factor, of calls in which num_asked[n, j] sequences are asked for more than j drafts: a sum over the positions
+        of what one more draft of so many sequences adds. Where all are asked for equally many, the same as `ms`."""
+        if not num_asked.size:
+            return np.zeros(len(num_asked))
+        self._reach(num_asked.shape[1], int(num_asked.max()))
+        rises = self._rises[np.arange(num_asked.shape[1]), num_asked].sum(axis=1)
+        return (rises + self._ms_per_kv_token * kv_tokens_per_sequence * num_asked.sum(axis=1)) * self.correction.factor
+
+    def _reach(self, num_draft_tokens: int, num_sequences: int) -> None:
+        """Makes the table large enough."""
+        assert self.is_known, "a drafter without a cost table: see is_known"
+        if num_draft_tokens >= self._table.shape[0] or num_sequences >= self._table.shape[1]:
+            self._table = self._dense(num_draft_tokens, num_sequences)
+            rises = np.diff(self._table, axis=0, prepend=0.0)[1:]
+            rises[0] = self._table[1]
+            rises[:, 0] = 0.0
+            self._rises = rises
 
     def _dense(self, num_draft_tokens: int, num_sequences: int) -> FloatArray:
         """[K + 1, sequences + 1] at least up to what is asked for and what was measured."""

@@ -1,13 +1,17 @@
 """K_request: how many drafts to ask for, and when to ask though it does not pay (docs/design.md section 4)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from specwire.policy.candidates import Candidates, find_candidates
+from specwire.policy.budget import Ints
+from specwire.policy.candidates import Candidates, find_candidates, list_options
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
+from specwire.policy.grades import NUM_GRADES
+from specwire.policy.probes import MIN_PROBE_LOSS, Probes, num_probed_rows
 
 _REPLAN_STEPS = 8
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
@@ -15,12 +19,9 @@ _STAY_STEPS = 16.0
 """Steps over which the bubble of leaving run-ahead is spread, before it is known for how many steps drafting goes on."""
 _STAY_BLEND = 0.25
 _STAY_RECOVERY = 1 / 256
-PROBE_STRIDE = 16
-"""A probe verifies all drafts of one row in so many."""
-_NUM_FREE_PROBES = 8
-"""The first probes cost no credit: nothing is known yet."""
-_MIN_PROBE_LOSS = 0.1
-"""Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
+_DEEPER_LOSS = 1.5
+_PROMISING = 0.75
+"""Share of `_Plan.probe_gain` from which on a probe is followed by others at once."""
 _YIELD_BLEND = 1 / 32
 _FULL_YIELD = 0.97
 """From this yield on, steps are taken to be all alike."""
@@ -30,14 +31,23 @@ class DraftRequest(NamedTuple):
     """How many drafts to ask for.
 
     Args:
-        num_drafts: K_request; 0 = nobody is asked, the lane runs ahead.
+        num_drafts: K_request, the most that a sequence is asked for; 0 = nobody is asked, the lane runs ahead.
         is_probe: it does not pay by what is known; it is asked for to keep that true.
         fallback: why it is not chosen by cost, but fixed; empty if it is chosen.
+        by_grade: drafts that sequences of each grade are asked for; empty: num_drafts for all.
+        is_lone: a probe, and nothing is drafted beside it.
+        num_asked: sequences that should be asked for more than 0, 1, ... drafts; empty: all for num_drafts.
     """
 
     num_drafts: int
     is_probe: bool = False
     fallback: str = ""
+    by_grade: tuple[int, ...] = ()
+    is_lone: bool = False
+    num_asked: tuple[int, ...] = ()
+
+
+_NONE = DraftRequest(0)
 
 
 @dataclass(slots=True)
@@ -64,38 +74,36 @@ class RequestPlanner:
     Args:
         counters: that it counts in.
         hysteresis, probe_share: see specwire.policy.adaptive.AdaptivePolicy.
+
+    Attributes:
+        probes: when the next one is due.
     """
 
     def __init__(self, cost: StepCost, forecast: SurvivalForecast, counters: PolicyCounters, *, hysteresis: float, probe_share: float) -> None:
+        self.probes = Probes(probe_share)
         self._cost = cost
         self._forecast = forecast
         self._counters = counters
         self._hysteresis = hysteresis
-        self._probe_share = probe_share
         self._plans = [_Plan(), _Plan()]  # of steps without and with prefill chunks
         self._yield = [1.0, 1.0]  # running means: tokens of steps, and what their time was worth without chunks
-        self._credit_ms = 0.0
         self._stay_steps = _STAY_STEPS
         self._num_stayed = 0
+        self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
+        self._plain_rate = 1.0
         self._step = -1
         self._request = DraftRequest(0)
 
-    def choose(self, step: int, shape: StepShape, num_sampling: int, most_drafts: int) -> DraftRequest:
-        """K_request: the K of most expected tokens a millisecond, at the best budget for each.
-
-        Args:
-            step: its number; asked again for the same one, the choice stays, but for the ceiling.
-            shape: of the step without drafts; its num_requested says nothing.
-            num_sampling: sequences that emit a token in it whatever is drafted.
-            most_drafts: the ceiling; 0 = no drafts.
-        """
+    def choose(self, step: int, shape: StepShape, num_sampling: int, most_drafts: int, count_grades: Callable[[], Ints]) -> DraftRequest:
+        """See `specwire.policy.adaptive.AdaptivePolicy.choose_request`."""
         num_drafting = sum(shape.num_drafting)
         most = min(most_drafts, self._forecast.num_positions) if num_drafting else 0
         if step == self._step:
-            return self._request._replace(num_drafts=min(self._request.num_drafts, most))
+            request = self._request
+            return request if request.num_drafts <= most else DraftRequest(most, request.is_probe, request.fallback)
         self._step = step
         self._forecast.age()
-        self._request = self._choose(shape, num_sampling, num_drafting, most)
+        self._request = self._choose(shape, num_sampling, most, count_grades)
         self._counters.requested[self._request.num_drafts] += 1
         return self._request
 
@@ -108,44 +116,44 @@ class RequestPlanner:
     def _current_yield(self) -> float:
         return min(1.0, self._yield[0] / self._yield[1])
 
-    def _choose(self, shape: StepShape, num_sampling: int, num_drafting: int, most: int) -> DraftRequest:
+    def _choose(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints]) -> DraftRequest:
         if fallback := self._cost.unknown:
             self._counters.num_fallbacks += 1
             return DraftRequest(most, fallback=fallback)
         if not most:
             return DraftRequest(0)
-        plan = self._plan(shape, num_sampling, num_drafting, most)
-        self._note_stay(plan.num_drafts > 0)
+        plan = self._plan(shape, num_sampling, most, count_grades)
+        self._note_stay(plan.request.num_drafts > 0)
         self._note_yield(plan)
-        if plan.num_drafts == most or not self._probe_share:
-            return DraftRequest(plan.num_drafts)
-        self._credit_ms = min(self._credit_ms + self._probe_share * plan.step_ms, plan.probe_loss_ms)
-        if self._credit_ms < plan.probe_loss_ms and self._counters.num_probes >= _NUM_FREE_PROBES:
-            return DraftRequest(plan.num_drafts)
-        self._credit_ms = 0.0
+        if plan.request.num_drafts == most or not self.probes.is_due(plan.step_ms, plan.probe_loss_ms):
+            return plan.request
         for each in self._plans:
             each.num_uses = _REPLAN_STEPS  # what it shows may change them
         self._counters.num_probes += 1
-        return DraftRequest(most, is_probe=True)
+        return plan.probe
 
-    def _plan(self, shape: StepShape, num_sampling: int, num_drafting: int, most: int) -> "_Plan":
+    def _plan(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints]) -> "_Plan":
         """The plan of such steps; a new one where it is old, or steps have changed."""
-        plan = self._plans[shape.longest_row > 1]
+        plan, num_drafting = self._plans[shape.longest_row > 1], sum(shape.num_drafting)
         key = (num_drafting, num_sampling, shape.num_tokens)
         plan.num_uses += 1
         if plan.num_uses > _REPLAN_STEPS or plan.most != most or not _are_close(key, plan.key):
             plan.num_uses, plan.most, plan.key = 0, most, key
-            self._replan(plan, shape, num_sampling)
+            counts = count_grades()
+            # Sequences that still prefill are counted as drafting, too.
+            self._replan(plan, shape, num_sampling, np.rint(counts * (num_drafting / max(1, int(counts.sum())))).astype(np.int64))
         return plan
 
-    def _replan(self, plan: "_Plan", shape: StepShape, num_sampling: int) -> None:
+    def _replan(self, plan: "_Plan", shape: StepShape, num_sampling: int, num_by_grade: Ints) -> None:
         """Most tokens beyond what the time is worth. Steps that are all alike are worth what the best of them emits; among others, with prefill
         chunks, that is less by the share of time that goes into chunks, and the own rate of a step with a chunk says nothing."""
-        num_probed = -(-sum(shape.num_drafting) // PROBE_STRIDE) * plan.most
+        current = tuple([min(k, plan.most) for k in plan.request.by_grade or (plan.request.num_drafts,) * NUM_GRADES])
+        options = list_options(self._forecast, num_by_grade, plan.most, current)
+        num_probed = num_probed_rows(int(num_by_grade.sum()))
 
         def find(shape: StepShape, tokens_per_ms: float | None = None) -> Candidates:
             return find_candidates(
-                self._cost, self._forecast, shape, num_sampling, plan.most,
+                self._cost, self._forecast, shape, num_sampling, options, num_by_grade,
                 stay_steps=self._stay_steps, num_probed=num_probed, tokens_per_ms=tokens_per_ms,
             )  # fmt: skip
 
@@ -156,12 +164,31 @@ class RequestPlanner:
         if is_mixed or self._current_yield < _FULL_YIELD:
             found = find(shape, worth)
         values = found.tokens - worth * found.times_ms
-        chosen, current = int(np.argmax(values)), min(plan.num_drafts, plan.most)
-        if values[chosen] <= values[current] + self._hysteresis * worth * found.times_ms[current]:
-            chosen = current
-        plan.num_drafts, plan.tokens, plan.step_ms = chosen, float(found.tokens[chosen]), float(found.times_ms[chosen])
-        loss_ms = found.probe_ms - (found.tokens[-1] - values[chosen]) / worth
-        plan.probe_loss_ms = max(float(loss_ms), _MIN_PROBE_LOSS * plan.step_ms)
+        chosen = int(np.argmax(values))
+        kept = int((options == current).all(axis=1).argmax())
+        if values[chosen] <= values[kept] + self._hysteresis * worth * found.times_ms[kept]:
+            chosen = kept
+        plan.tokens, plan.step_ms = float(found.tokens[chosen]), float(found.times_ms[chosen])
+        plan.request = _request(options[chosen], num_by_grade)
+        self._plain_rate = num_sampling / float(found.times_ms[0])
+        is_lone, depth = not plan.request.num_drafts, plan.most
+        # Where nothing is drafted beside it, it is not counted upon to bring anything, and looks as deep as that costs little more than two drafts.
+        gained_ms = 0.0 if is_lone else (found.tokens - num_sampling) / worth
+        losses = np.maximum(found.probe_ms - (num_sampling - values[chosen]) / worth - gained_ms, MIN_PROBE_LOSS * plan.step_ms)[: depth + 1]
+        if is_lone:
+            depth = int(np.flatnonzero(losses <= _DEEPER_LOSS * losses[min(2, depth)])[-1])
+        plan.probe = DraftRequest(depth, is_probe=True, is_lone=is_lone)
+        plan.probe_loss_ms = float(losses[depth])
+        plan.probe_gain = float(worth * found.all_ms[depth] - num_sampling) / max(1, int(num_by_grade.sum()))
+
+    def observe_probe(self, tokens_per_row: float) -> None:
+        """A probe beside which nothing is drafted has shown so many accepted tokens a row."""
+        self.probes.observe(is_promising=tokens_per_row >= _PROMISING * self._plans[0].probe_gain)
+
+    def observe_step(self, tokens: float, step_ms: float) -> None:
+        """A step with drafts, no probe, has emitted so many tokens in so many milliseconds."""
+        self._gain_ms += tokens / self._plain_rate - step_ms
+        self._num_observed += 1
 
     def _note_yield(self, plan: "_Plan") -> None:
         """By what steps should emit: what they do emit in the end says how good the forecast was, not what chunks cost."""
@@ -174,30 +201,44 @@ class RequestPlanner:
         if is_drafting:
             self._num_stayed += 1
         elif self._num_stayed:
+            if self._gain_ms < 0:
+                self.probes.charge(-self._gain_ms * self._num_stayed / self._num_observed)
+            self._gain_ms, self._num_observed = 0.0, 0
             self._stay_steps += _STAY_BLEND * (min(self._num_stayed, 2 * _STAY_STEPS) - self._stay_steps)
             self._num_stayed = 0
 
 
 @dataclass(slots=True)
 class _Plan:
-    """K_request of steps of one kind.
+    """What is asked for in steps of one kind.
 
     Args:
-        num_drafts: K_request.
+        request: the choice; probe: what is asked for in a probe.
         tokens, step_ms: that its step should emit, and take.
         best_rate: tokens a millisecond, were there no prefill chunks.
-        probe_loss_ms: what a probe of the most drafts costs more than its tokens are worth.
+        probe_loss_ms: what a probe costs more than its tokens are worth.
+        probe_gain: accepted tokens a row from which on drafting as deep as it does would cost nothing.
         most, key: what it was made for; num_uses: how often it was used since.
     """
 
-    num_drafts: int = 0
+    request: DraftRequest = _NONE
+    probe: DraftRequest = _NONE
     tokens: float = 0.0
     step_ms: float = 0.0
     best_rate: float = 0.0
     probe_loss_ms: float = 0.0
+    probe_gain: float = 0.0
     most: int = -1
     key: tuple[int, int, int] = (0, 0, 0)
     num_uses: int = 0
+
+
+def _request(option: Ints, num_by_grade: Ints) -> DraftRequest:
+    most = int(option.max())
+    if (option == most).all():
+        return DraftRequest(most)
+    num_asked = (option > np.arange(most)[:, None]) @ num_by_grade
+    return DraftRequest(most, by_grade=tuple(option.tolist()), num_asked=tuple(num_asked.tolist()))
 
 
 def _are_close(numbers: tuple[int, ...], others: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from specwire.errors import InvalidArgumentError
 if sys.byteorder != "little":
     raise ImportError("specwire packs arrays as the machine holds them, and the wire is little-endian: big-endian machines are not supported")
 
-Run = TypeVar("Run", list, bytes)
+Run = TypeVar("Run", list, bytes, array)
 Row = TypeVar("Row", bound=tuple)
 
 
@@ -38,6 +38,11 @@ def unpack_int64(data: bytes, name: str) -> list[int]:
 
 def unpack_float32(data: bytes, name: str) -> list[float]:
     return _unpack("f", data, name)
+
+
+def unpack_floats(data: bytes, name: str) -> "array[float]":
+    """As `unpack_float32`, but as an array: numpy reads it where it is."""
+    return _unpack_array("f", data, name)
 
 
 def unpack_columns(names: Sequence[str], columns: Sequence[list]) -> list[tuple]:
@@ -78,10 +83,14 @@ def _pack(typecode: str, values: Iterable, kind: str) -> bytes:
 
 
 def _unpack(typecode: str, data: bytes, name: str) -> list:
+    return _unpack_array(typecode, data, name).tolist()
+
+
+def _unpack_array(typecode: str, data: bytes, name: str) -> array:
     values = array(typecode)
     if len(data) % values.itemsize:
         raise InvalidArgumentError(
             f"{name} has {len(data)} bytes, which is no multiple of {values.itemsize}; send little-endian {values.itemsize}-byte values"
         )
     values.frombytes(data)
-    return values.tolist()
+    return values

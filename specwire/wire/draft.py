@@ -1,5 +1,6 @@
 """Rounds between coordinator and drafter."""
 
+from array import array
 from itertools import chain, repeat
 
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, ServiceDescription
@@ -8,15 +9,16 @@ from specwire.wire import common
 from specwire.wire.arrays import (
     check_columns,
     make_rows,
-    pack_float32,
     pack_int32,
     pack_int64,
     split,
     unpack_columns,
-    unpack_float32,
+    unpack_floats,
     unpack_int32,
     unpack_int64,
 )
+
+_NO_SCORE, _NO_SCORES = array("f", [float("nan")]), array("f")
 
 
 def pack_description(description: ServiceDescription) -> pb.DrafterServiceDescribeResponse:
@@ -96,7 +98,7 @@ def pack_result(result: DraftResult) -> pb.DraftResponse:
         base_lens=pack_int32(row.base_len for row in rows),
         num_drafts=pack_int32(len(row.draft_tokens) for row in rows),
         draft_tokens=pack_int32(token for row in rows for token in row.draft_tokens),
-        confidences=pack_float32(score for row in rows for score in row.confidences),
+        confidences=_pack_scores(rows),
         errors=[pb.DraftRowError(row=index, message=row.error) for index, row in enumerate(rows) if row.error],
     )  # fmt: skip
     if result.welcome is not None:
@@ -118,7 +120,7 @@ def unpack_result(response: pb.DraftResponse) -> DraftResult:
     ]
     check_columns(("statuses", "slots", "epochs", "base_lens", "num_drafts"), [*columns, num_drafts])
     drafts = split(unpack_int32(response.draft_tokens, "draft_tokens"), num_drafts, "draft_tokens")
-    scores = split(unpack_float32(response.confidences, "confidences"), num_drafts, "confidences")
+    scores = split(unpack_floats(response.confidences, "confidences"), num_drafts, "confidences") if response.confidences else repeat(_NO_SCORES)
     errors = {error.row: error.message for error in response.errors}
     row_errors = (errors.get(row, "") for row in range(len(drafts))) if errors else repeat("")
     return DraftResult(
@@ -132,6 +134,12 @@ def unpack_result(response: pb.DraftResponse) -> DraftResult:
         welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
         draining=response.draining,
     )
+
+
+def _pack_scores(rows: list[DraftRowResult]) -> bytes:
+    if not any(row.confidences for row in rows):
+        return b""
+    return b"".join([row.confidences or _NO_SCORE * len(row.draft_tokens) for row in rows])
 
 
 def _pack_open(message: DraftOpen) -> pb.DraftOpen:

@@ -12,6 +12,7 @@ from coordinator.adaptive import LanePolicy
 from coordinator.choice import Choice
 from coordinator.plan import Plan
 from specwire.policy.adaptive import AdaptivePolicy, Kept
+from specwire.policy.grades import NUM_GRADES
 from specwire.policy.request import DraftRequest
 from tests.coordinator.adaptive_cluster import VERIFIER, K, adaptive_cluster, drafter, policy_of
 from tests.coordinator.test_invariance import check_all, submit_all, until_tokens
@@ -27,38 +28,49 @@ SCORES: dict[str, Callable[[bool, int], float | None]] = {
     "right": lambda is_right, position: 0.95 if is_right else 0.05,
     "wrong": lambda is_right, position: 0.05 if is_right else 0.95,
     "random": lambda is_right, position: _random.random(),
+    "nan": lambda is_right, position: NAN,
     "sometimes nan": lambda is_right, position: NAN if _random.random() < 0.1 else _random.random(),
+    "0, 1 or nan": lambda is_right, position: _random.choice((0.0, 1.0, NAN)),
 }
 
 
-@pytest.mark.parametrize(("scores", "grpc"), [*((scores, False) for scores in SCORES), ("random", True), ("sometimes nan", True)])
+@pytest.mark.parametrize(("scores", "grpc"), [*((scores, False) for scores in SCORES), ("none", True), ("random", True), ("sometimes nan", True)])
 async def test_whatever_the_scores(scores: str, grpc: bool) -> None:
     async with adaptive_cluster([drafter(acceptance=0.7, score=SCORES[scores])], grpc=grpc) as cluster:
         await check_all(submit_all(await cluster.all_there()))
         assert cluster.engine.counters.num_draft_tokens > 50
         assert policy_of(cluster).policy.calibrator.trials.any()
-        assert (cluster.engine.counters.num_garbage_drafts > 0) == (scores == "sometimes nan")
+        assert cluster.engine.counters.num_garbage_drafts == 0
+        assert (cluster.engine.counters.num_nan_scores > 0) == ("nan" in scores)
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_whatever_is_asked_for_and_kept(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K_request changes at random from step to step, 0 included, and each row keeps a random number of its drafts."""
+@pytest.mark.parametrize(("seed", "scores"), [(0, "right"), (1, "zero"), (2, "one"), (3, "sometimes nan"), (4, "0, 1 or nan")])
+async def test_whatever_is_asked_for_and_kept(seed: int, scores: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K_request changes at random from step to step, 0 included, and from sequence to sequence; each row keeps a random number of its drafts,
+    whatever their scores; some answers come too late."""
     rng = random.Random(seed)
     choose_kept, choose_request = AdaptivePolicy.choose_kept, AdaptivePolicy.choose_request
     num_kept = []
 
     def keep(self: AdaptivePolicy, *args: Any) -> Kept:
         kept = choose_kept(self, *args)
-        num_kept.append(np.array([rng.randint(0, len(scores)) for scores in args[1]], dtype=np.int64))
+        num_kept.append(np.array([rng.randint(0, number) for number in args[2].tolist()], dtype=np.int64))
         return replace(kept, num_kept=num_kept[-1])
 
-    def request(self: AdaptivePolicy, step: int, shape: Any, num_sampling: int, most: int) -> DraftRequest:
-        choose_request(self, step, shape, num_sampling, most)
-        return DraftRequest(min(most, random.Random(seed << 20 | step).choice((0, 0, 1, 3, K))), is_probe=rng.random() < 0.2)
+    def request(self: AdaptivePolicy, step: int, shape: Any, num_sampling: int, most: int, count_grades: Any) -> DraftRequest:
+        choose_request(self, step, shape, num_sampling, most, count_grades)
+        choices = random.Random(seed << 20 | step)
+        number = min(most, choices.choice((0, 0, 1, 3, K)))
+        by_grade = (number, *(choices.randint(0, number) for _ in range(NUM_GRADES - 1)))
+        return DraftRequest(number, is_probe=rng.random() < 0.2, by_grade=choices.choice(((), by_grade)), is_lone=rng.random() < 0.1)
+
+    def delay_s(message: object) -> float:
+        return 0.03 if rng.random() < 0.05 else 0.0
 
     monkeypatch.setattr(AdaptivePolicy, "choose_kept", keep)
     monkeypatch.setattr(AdaptivePolicy, "choose_request", request)
-    async with adaptive_cluster([drafter(acceptance=0.7)] * 2, max_outstanding_rounds=1 + seed) as cluster:
+    drafters = [drafter(acceptance=0.7, score=SCORES[scores], delay_s=delay_s)] * 2
+    async with adaptive_cluster(drafters, max_outstanding_rounds=1 + seed % 3, min_draft_wait_ms=15) as cluster:
         await check_all(submit_all(await cluster.all_there()))
         assert sum(map(np.sum, num_kept)) == cluster.verifiers[0].num_draft_tokens
         assert cluster.engine.counters.num_rows - cluster.engine.counters.num_drafts > 60

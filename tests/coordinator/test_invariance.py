@@ -62,9 +62,12 @@ async def test_garbage_drafter(kind: str) -> None:
             "unknown_slots": counters.num_stale_drafts,
             "doubled": counters.num_accepted_tokens,
             "no_rows": counters.num_rows,
+            "nan": counters.num_nan_scores,
         }
         assert dropped.get(kind, counters.num_garbage_drafts) > 100
-        if kind not in ("doubled", "wrong_tokens"):
+        if kind == "nan":
+            assert counters.num_draft_tokens == counters.num_accepted_tokens > 100, "a draft without a score is a draft"
+        elif kind not in ("doubled", "wrong_tokens"):
             assert counters.num_draft_tokens == 0
         assert counters.num_bad_rows == 0
 

@@ -1,5 +1,7 @@
 """What goes into a round: decodes before chunks, K by the number that samples, rows that follow tokens still in flight."""
 
+from array import array
+
 import pytest
 
 from specwire.messages import DraftResult, DraftRowResult, RowStatus, VerifyRound
@@ -146,7 +148,7 @@ async def test_an_unsolicited_reply_is_used_if_fresh() -> None:
         link = cluster.engine.lanes[0].links[0]
         num_stale = cluster.engine.counters.num_stale_drafts
         for base_len, epoch in ((length - 1, place.epoch), (length, place.epoch + 1), (length, place.epoch)):
-            row = DraftRowResult(RowStatus.OK, place.index, epoch, base_len, drafts, [0.5] * 3)
+            row = DraftRowResult(RowStatus.OK, place.index, epoch, base_len, drafts, array("f", [0.5] * 3))
             link._on_reply(DraftResult(1, 0, 0, [row]))
         assert cluster.engine.counters.num_stale_drafts == num_stale + 2
         num_rounds, num_received = cluster.drafters[0].num_rounds, len(cluster.verifiers[0].received)

@@ -38,7 +38,7 @@ async def test_a_stream_of_rounds(socket_dir: Path) -> None:
         assert (reply.round, reply.lane, reply.session) == (1, 3, 1)
         (row,) = reply.rows
         assert (row.status, row.slot, row.epoch, row.base_len, row.draft_tokens) == (RowStatus.OK, 4, 8, 6, [3, 9, 1])
-        assert row.confidences == pytest.approx([2 / 3] * 3)
+        assert row.confidences.tolist() == pytest.approx([2 / 3] * 3)
         timing = reply.timing
         assert 0 < timing.received_ns <= timing.started_ns <= timing.finished_ns <= timing.sent_ns
         reply = await client.ask(commits=[DraftCommit(4, 8, 6, [3, 9])], rows=[DraftRow(4, 8, 8, 3), DraftRow(5, 1, 1, 3)])

@@ -74,7 +74,7 @@ def test_rounds_are_answered_in_order_and_timed() -> None:
     harness.worker.submit(session, DraftRound(1, 0, 3, rows=[DraftRow(0, 1, 3, 3)]), received_ns=7)
     first = result(inbox)
     assert first.rows[0].draft_tokens == [21, 22]
-    assert first.rows[0].confidences == [0.5, 0.5]
+    assert first.rows[0].confidences.tolist() == [0.5, 0.5]
     assert first.timing.received_ns == 5 < first.timing.started_ns <= first.timing.finished_ns
     assert inbox.get(timeout=10) is None
     third = result(inbox)

@@ -1,7 +1,7 @@
 """A lane's steps in simulated time: costs by a table, acceptance by chance. The measured times are the predicted ones."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.adaptive import AdaptivePolicy
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepShape
+from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
 
 K_MAX = 7
 CONTEXT = 576
@@ -66,6 +67,9 @@ class SimulatedLane:
     rng: np.random.Generator
     runs_ahead: bool = True
     num_steps: int = 0
+    qualities: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    graded: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    has_plain_scores: bool = False
 
     @classmethod
     def make(cls, draft_cost: tuple[DraftCost, ...], *, sigma: float = 0.5, seed: int = 0) -> "SimulatedLane":
@@ -77,19 +81,32 @@ class SimulatedLane:
         number, cost = len(rates), self.policy.cost
         shape = shape_of(number, leaves_run_ahead=self.runs_ahead)
         self.num_steps += 1
-        request = self.policy.choose_request(self.num_steps, shape, number, K_MAX)
+        if len(self.qualities) != number:
+            self.qualities, self.graded = np.full(number, np.nan), np.zeros(number, dtype=np.int64)
+        grades = np.where(np.isnan(self.qualities), UNKNOWN, grades_of(self.qualities))
+        request = self.policy.choose_request(self.num_steps, shape, number, K_MAX, lambda: np.bincount(grades, minlength=NUM_GRADES))
         k = request.num_drafts
+        asks = np.array(request.by_grade or (k,) * NUM_GRADES)[grades]
+        asks[self.num_steps - self.graded >= RETRY_STEPS] = k
         num_kept = num_accepted = np.zeros(number, dtype=np.int64)
         if k:
+            rows = np.flatnonzero(asks)
+            offered = asks[rows]
             log_odds = np.log(rates / (1 - rates))[:, None] + self.sigma * self.rng.standard_normal((number, k))
-            scores = (1 / (1 + np.exp(-log_odds))).tolist()
+            scores = 1 / (1 + np.exp(-log_odds))
+            if self.has_plain_scores:
+                scores[:] = 0.5
             group = self.policy.calibrator.group("simulated", is_greedy=False)
-            kept = self.policy.choose_kept(request, scores, [k] * number, [group] * number, shape, number)
-            num_kept = kept.num_kept
+            came = scores[rows][np.arange(k) < offered[:, None]]
+            kept = self.policy.choose_kept(request, came, offered, offered, grades[rows], np.full(len(rows), group), shape, number)
+            self.qualities[rows] = blend_qualities(self.qualities[rows], kept.survival, offered, is_lone=kept.is_lone)
+            self.graded[rows] = self.num_steps
+            num_kept[rows] = kept.num_kept
             run = np.cumprod(self.rng.random((number, k)) < rates[:, None], axis=1).sum(axis=1)
             num_accepted = np.minimum(run, num_kept)
-            self.policy.observe(kept, num_accepted)
-        taken = shape._replace(num_requested=k, leaves_run_ahead=self.runs_ahead and k > 0)
+            self.policy.observe(kept, num_accepted[rows])
+        num_asked = tuple((asks > j).sum() for j in range(k))
+        taken = shape._replace(num_requested=k, num_asked=num_asked, leaves_run_ahead=self.runs_ahead and k > 0)
         self.runs_ahead = k == 0
         return float(cost.step_ms(np.array([int(num_kept.sum())]), taken)[0]), num_kept, num_accepted, k
 

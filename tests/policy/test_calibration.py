@@ -111,10 +111,35 @@ def test_bad_scores() -> None:
     group = calibrator.group("m", is_greedy=False)
     drafts = calibrator.calibrate(np.array([[NAN, -1.0, 2.0, float("inf"), float("-inf"), 1.0]]), np.array([group]))
     low, high = confidence(calibrator, group, 0.0), confidence(calibrator, group, 1.0)
-    assert drafts.confidences[0].tolist() == [0.0, low, high, high, low, high]
-    calibrator.observe(drafts, np.array([6]), np.array([6]))
-    assert calibrator.trials.sum() == 5, "a NaN is not counted"
-    assert confidence(calibrator, group, NAN) == 0.0
+    assert drafts.confidences[0].tolist() == [pytest.approx(0.45, abs=0.01), low, high, high, low, high]
+
+
+def test_what_drafts_without_a_score_are_worth_is_learned_apart() -> None:
+    calibrator = Calibrator(2)
+    group = calibrator.group("m", is_greedy=False)
+    assert confidence(calibrator, group, NAN) == pytest.approx(confidence(calibrator, group, 0.5), abs=0.03)
+    for is_accepted, score in ((True, NAN), (False, 0.5)) * 100:
+        feed(calibrator, np.full((4, 2), score), np.full((4, 2), is_accepted), group)
+    assert confidence(calibrator, group, NAN) > 0.98
+    assert confidence(calibrator, group, NAN, position=1) > 0.98
+    assert confidence(calibrator, group, 0.5) < 0.02
+    assert confidence(calibrator, group, 0.0) < 0.02, "it says nothing of low scores"
+
+
+def test_old_observations_of_the_same_bins_may_count_less() -> None:
+    calibrator = Calibrator(1)
+    group = calibrator.group("m", is_greedy=False)
+    for score in (0.5, 0.9):
+        for _ in range(50):
+            feed(calibrator, np.full((8, 1), score), np.zeros((8, 1), dtype=bool), group)
+    before = calibrator.trials.sum()
+    drafts = calibrator.calibrate(np.full((4, 1), 0.9), np.full(4, group))
+    for _ in range(8):
+        calibrator.observe(drafts, np.ones(4, dtype=np.int64), np.ones(4, dtype=np.int64), most_trials=16)
+    assert confidence(calibrator, group, 0.9) > 0.7, "estimates follow at once"
+    assert confidence(calibrator, group, 0.5) < 0.02
+    assert calibrator.trials[0, 0].max() == pytest.approx(before / 2, rel=0.2), "of other bins, all is kept"
+    assert np.sort(calibrator.trials[0, 0])[-2] <= 20
 
 
 def test_kinds_are_apart() -> None:

@@ -110,6 +110,23 @@ def test_the_slowest_drafter_counts() -> None:
     assert cost.step_ms(np.array([0]), shape._replace(num_drafting=(0, 0))) == pytest.approx([base])
 
 
+def test_sequences_may_be_asked_for_different_numbers_of_drafts() -> None:
+    """A position costs what one more draft of so many sequences adds."""
+    drafts = tuple(DraftCost(k, n, k * (1.0 + 0.5 * n)) for k in (1, 2, 4) for n in (1, 8))  # K passes of a model
+    cost = StepCost(VerifyCurve(GRAPHS), [DraftCurve(drafts, ms_per_kv_token=0.001)], HopCurve(HopPrior(0.0, 0.0, 0.0)))
+    shape = StepShape(num_tokens=8, num_rows=8, num_kv_tokens=800, num_requested=4, num_drafting=(8,))
+    alike = cost.step_ms(np.array([0]), shape)
+    assert cost.step_ms(np.array([0]), shape._replace(num_asked=(8, 8, 8, 8))) == pytest.approx(alike)
+    passes = [1.0 + 0.5 * n for n in (8, 8, 2, 2)]
+    kv = 0.001 * 100 * 20
+    base = alike - 4 * 5.0 - 0.001 * 100 * 32
+    assert cost.step_ms(np.array([0]), shape._replace(num_asked=(8, 8, 2, 2))) == pytest.approx(base + sum(passes) + kv)
+    assert cost.step_ms(np.array([0]), shape._replace(num_asked=(0, 0, 0, 0))) == pytest.approx(base)
+    # Of what two drafters are asked for, each has its share.
+    two = StepCost(cost.verify, [DraftCurve(drafts), DraftCurve(drafts)], cost.hops)
+    assert two.draft_ms(np.array([[4, 1]]), shape._replace(num_drafting=(2, 6))) == pytest.approx([(1.0 + 0.5 * 3) + (1.0 + 0.5 * 1)])
+
+
 def test_a_chunk_is_priced_as_an_eager_round() -> None:
     shape = StepShape(num_tokens=34, num_rows=1, longest_row=33)
     assert lockstep_cost().step_ms(np.array([0]), shape) == pytest.approx([50.0])
@@ -141,7 +158,15 @@ numbers = st.one_of(st.floats(0.01, 1e4), st.sampled_from([0.0, -1.0, float("nan
     slopes=st.tuples(numbers, numbers, numbers),
     max_graph_tokens=st.integers(-1, 600),
     shape=st.builds(
-        StepShape, st.integers(1, 300), st.integers(1, 64), st.integers(0, 10**6), st.integers(1, 99), st.integers(0, 8), st.just((5,)), st.booleans()
+        StepShape,
+        st.integers(1, 300),
+        st.integers(1, 64),
+        st.integers(0, 10**6),
+        st.integers(1, 99),
+        st.integers(0, 8),
+        st.just((5,)),
+        st.booleans(),
+        st.lists(st.integers(0, 5), max_size=8).map(lambda numbers: sorted(numbers, reverse=True)),
     ),
 )
 def test_costs_are_positive_numbers_that_never_fall_with_the_budget(

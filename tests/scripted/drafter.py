@@ -2,6 +2,7 @@
 
 import random
 import uuid
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -172,7 +173,7 @@ class ScriptedDrafter:
             prefix.append(token)
         prefix.truncate(row.base_len)
         given = [score for score in scores if score is not None]
-        return DraftRowResult(RowStatus.OK, row.slot, row.epoch, row.base_len, drafts, given if len(given) == len(drafts) else [])
+        return DraftRowResult(RowStatus.OK, row.slot, row.epoch, row.base_len, drafts, array("f", given if len(given) == len(drafts) else []))
 
     def _has_features(self, slot: _Slot) -> bool:
         """Whether it was told of one place, and of all its blocks in order, that hold n - 1 features of n tokens; asserts what may never be."""
@@ -207,7 +208,7 @@ class ScriptedDrafter:
             case "wrong_base_len":
                 return [row._replace(base_len=row.base_len + 1) for row in rows]
             case "nan":
-                return [row._replace(confidences=[float("nan") for _ in row.confidences]) for row in rows]
+                return [row._replace(confidences=array("f", [float("nan")]) * len(row.confidences)) for row in rows]
             case "doubled":
                 return rows + rows
         assert kind == "no_rows", f"unknown kind of garbage {kind!r}"

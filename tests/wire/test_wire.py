@@ -1,5 +1,7 @@
 """Every message survives the wire unchanged, and arrays that do not fit together are refused by name."""
 
+from array import array
+
 import pytest
 
 from specwire import messages as m
@@ -89,7 +91,7 @@ def test_draft_round_trip():
 def test_draft_result_round_trip():
     message = m.DraftResult(
         session=1, lane=2, round=0,
-        rows=[m.DraftRowResult(m.RowStatus.OK, 1, 1, 7, [4, 5], [0.5, 0.25]), m.DraftRowResult(m.RowStatus.CATCHING_UP, 2, 1, 9, [], [], "behind")],
+        rows=[m.DraftRowResult(m.RowStatus.OK, 1, 1, 7, [4, 5], array("f", [0.5, 0.25])), m.DraftRowResult(m.RowStatus.CATCHING_UP, 2, 1, 9, error="behind")],
         proposals=m.Proposals(1, [4, 5], [0.5, 0.25]), conditional=OUTCOMES, timing=TIMING, welcome=m.Welcome("d", 1, 3), draining=True,
     )  # fmt: skip
     assert through(message, draft.pack_result, draft.unpack_result) == message

@@ -1,0 +1,73 @@
+"""Probes: asking for drafts though it does not pay, so that what is known of them stays true, at a bounded cost (docs/design.md section 4).
+
+Each step earns probe_share of its time as credit, each probe costs its loss: its time less that of the step without drafts (where some are drafted
+anyway: less what its tokens are worth). A probe is due once the credit covers its loss, every loss / (probe_share x step) steps. One that has shown
+drafts that seem to pay is followed by others at once, on at most `_MAX_LOANS` losses of credit that later steps must earn first. Where a probe was
+wrong, so that drafting went on for some steps at a loss, that is taken from the credit, too, down to -`_MAX_LOANS` losses, so that the next probe is
+never far off. So over T milliseconds, probes lose at most
+
+    probe_share x T + (_NUM_FREE_PROBES + 1 + _MAX_LOANS) x loss,
+
+and what they lead to by mistake is made up for by fewer of them, as far as that limit allows.
+"""
+
+_NUM_FREE_PROBES = 8
+"""The first probes cost no credit: nothing is known yet."""
+MIN_PROBE_LOSS = 0.1
+"""Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
+_MAX_LOANS = 4
+_STRIDE = 16
+_MIN_ROWS = 4
+
+
+class Probes:
+    """When one lane's next probe is due.
+
+    Args:
+        share: most of the time that probes may lose (0.01 = 1%); 0 = no probes.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._credit_ms = 0.0
+        self._num_free = _NUM_FREE_PROBES
+        self._is_promising = False
+
+    def is_due(self, step_ms: float, loss_ms: float) -> bool:
+        """Called once a step: True for those that are to be probes, whose cost is taken then.
+
+        Args:
+            step_ms: of the step that is no probe.
+            loss_ms: what one costs.
+        """
+        if not self._share:
+            return False
+        self._credit_ms = min(max(self._credit_ms, -_MAX_LOANS * loss_ms) + self._share * step_ms, loss_ms)
+        if self._num_free:
+            self._num_free -= 1
+            self._credit_ms = 0.0
+            return True
+        if self._credit_ms < (-(_MAX_LOANS - 1) if self._is_promising else 1) * loss_ms:
+            return False
+        self._credit_ms -= loss_ms
+        self._is_promising = False
+        return True
+
+    def charge(self, loss_ms: float) -> None:
+        """Drafting has lost so much, since it began upon a probe."""
+        self._credit_ms -= loss_ms
+
+    def observe(self, *, is_promising: bool) -> None:
+        """What the last probe has shown."""
+        self._is_promising = is_promising
+
+
+def num_probed_rows(num_rows: int) -> int:
+    """Of which a probe verifies all drafts: one in 16, four at least where there are as many."""
+    return max(-(-num_rows // _STRIDE), min(num_rows, _MIN_ROWS))
+
+
+def probed_rows(num_rows: int, probe: int) -> slice:
+    """These rows, in turn from probe to probe."""
+    stride = -(-num_rows // max(1, num_probed_rows(num_rows))) or 1
+    return slice(probe % stride, None, stride)
