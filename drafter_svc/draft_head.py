@@ -13,6 +13,7 @@ import torch
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_upload import DraftSampling
+from specwire.engine.heads.calibration import LogisticCalibration
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 from specwire.sampling_params import check_choice
@@ -75,14 +76,25 @@ class DraftHead:
         width: numbers of a feature.
         description: of the service; num_blocks, max_num_draft_tokens, max_model_len and vocab_size are the limits that hold here.
         greedy: draft by argmax whatever the request's temperature.
+        calibration: makes scores of what forward says; None = they are that.
     """
 
-    def __init__(self, forward: HeadForward, features: Features, width: int, description: ServiceDescription, *, greedy: bool = False) -> None:
+    def __init__(
+        self,
+        forward: HeadForward,
+        features: Features,
+        width: int,
+        description: ServiceDescription,
+        *,
+        greedy: bool = False,
+        calibration: LogisticCalibration | None = None,
+    ) -> None:
         self._forward = forward
         self._features = features
         self._width = width
         self._description = description
         self._greedy = greedy
+        self._calibration = calibration
         self._blocks = BlockManager(description.num_blocks, description.block_size)
         self._sequences: dict[int, _Sequence] = {}
         self._behind: dict[int, None] = {}  # an ordered set: sequences that wait for `catch_up`, next one first
@@ -232,7 +244,10 @@ class DraftHead:
             num_new = row.start + len(row.token_ids) - self._blocks.num_final_tokens(row.slot)
             self._blocks.finalize(row.slot, row.token_ids[len(row.token_ids) - num_new :])
             self._behind.pop(row.slot, None)
-        return [Drafts(RowStatus.OK, *drafted) for drafted in drafts]
+        scores = [drafted.probs for drafted in drafts]
+        if self._calibration is not None:
+            scores = self._calibration(scores)
+        return [Drafts(RowStatus.OK, drafted.token_ids, row) for drafted, row in zip(drafts, scores, strict=True)]
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         size = self._description.vocab_size

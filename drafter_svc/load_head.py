@@ -4,6 +4,7 @@ import logging
 
 from specwire.config import DrafterConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.heads.calibration import read_calibration
 from specwire.engine.heads.dflash import DFlashHead
 from specwire.engine.heads.dspark import DSparkHead
 from specwire.engine.heads.load import LoadedHead, load_head
@@ -132,7 +133,15 @@ def head_drafter(
         method=config.method,
         feature_sets=(FeatureSet(source.name, source.hash, source.layer_ids, source.width, str(source.dtype).removeprefix("torch.")),),
     )
-    return DraftHead(_make_forward(loaded, kv_cache, max_num_drafts), features, source.width, description, greedy=greedy)
+    has_confidences = isinstance(loaded.head, DSparkHead) and loaded.head.confidence is not None
+    return DraftHead(
+        _make_forward(loaded, kv_cache, max_num_drafts),
+        features,
+        source.width,
+        description,
+        greedy=greedy,
+        calibration=None if has_confidences else read_calibration(config),
+    )
 
 
 def _make_forward(loaded: LoadedHead, kv_cache: KVCache, max_num_drafts: int) -> HeadForward:

@@ -1,0 +1,63 @@
+"""Scores become probabilities by fits that came with the head."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drafter_svc.method import Ask
+from specwire.engine.heads.calibration import LogisticCalibration, fit_temperatures
+from specwire.errors import InvalidArgumentError
+from tests.heads.checkpoints import Checkpoint
+from tests.heads.drafting import make_bench
+from tests.heads.target import Target
+from tests.heads.test_formats import TEXT, changed
+
+
+def logistic(prob: float, weight: float, bias: float) -> float:
+    return 1 / (1 + math.exp(-(weight * math.log(prob / (1 - prob)) + bias)))
+
+
+def test_each_position_has_its_fit_and_later_ones_the_last() -> None:
+    calibration = LogisticCalibration([(1.0, 0.0), (0.5, -1.0)])
+    found = calibration([[0.3, 0.8, 0.6], [], [0.9]])
+    assert found == [pytest.approx([0.3, logistic(0.8, 0.5, -1), logistic(0.6, 0.5, -1)]), [], pytest.approx([0.9])]
+    assert calibration([]) == []
+    [[least, most]] = calibration([[0.0, 1.0]])
+    assert 0 < least < most < 1
+
+
+def test_a_drafter_uses_the_fit_of_its_head(target: Target, checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
+    checkpoint = checkpoints["eagle3_speculators"]
+    fit = {"input": "log_odds", "weights_by_position": [[0.7, 0.2], [0.4, -0.3]]}
+    folder = changed(checkpoint, tmp_path / "eagle3_fitted", confidence_calibration=fit)
+    answers = []
+    for one in (checkpoint, Checkpoint(folder, checkpoint.config, checkpoint.tensors)):
+        bench = make_bench(target, one)
+        bench.begin(0, TEXT, 20)
+        bench.catch_up()
+        answers.append(bench.method.propose([Ask(0, 3)])[0])
+    raw, fitted = answers
+    assert fitted.token_ids == raw.token_ids
+    weights = [(0.7, 0.2), (0.4, -0.3), (0.4, -0.3)]
+    assert fitted.scores == pytest.approx([logistic(prob, *weight) for prob, weight in zip(raw.scores, weights, strict=True)])
+
+
+@pytest.mark.parametrize("value", [[], {"input": "entropy", "weights_by_position": [[1, 0]]}, {"input": "log_odds", "weights_by_position": [[1]]}])
+def test_another_fit_is_refused(target: Target, checkpoints: dict[str, Checkpoint], tmp_path: Path, value: Any) -> None:
+    checkpoint = checkpoints["eagle3_speculators"]
+    folder = changed(checkpoint, tmp_path / "eagle3_other", confidence_calibration=value)
+    with pytest.raises(InvalidArgumentError, match=r'must be \{"input": "log_odds"'):
+        make_bench(target, Checkpoint(folder, checkpoint.config, checkpoint.tensors))
+
+
+def test_temperatures_are_found_from_left_to_right() -> None:
+    """Confidences that are too sure by known factors."""
+    rng = np.random.default_rng(5)
+    true = np.array([1.8, 0.6, 3.0])
+    logits = rng.normal(1.0, 2.0, (40_000, 3))
+    each = rng.random(logits.shape) < 1 / (1 + np.exp(-logits / true))
+    accepted = np.cumprod(each, axis=1).astype(bool)
+    assert fit_temperatures(logits, accepted) == pytest.approx(list(true), rel=0.12)
