@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -34,8 +35,7 @@ def make_app(service: HttpService, config: HttpConfig) -> ASGIApp:
     Args:
         config: limits, and which web pages may call.
     """
-    # The pages that show the schema would be loaded from elsewhere.
-    app = FastAPI(title="Specwire", version=build_version(), docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = _make_fastapi("/openapi.json")
     add = _Adder(app, service)
     add("POST", "/v1/completions", service.completions, CompletionRequest)
     add("POST", "/v1/chat/completions", service.chat_completions, ChatRequest)
@@ -64,9 +64,15 @@ def make_app(service: HttpService, config: HttpConfig) -> ASGIApp:
 
 def make_metrics_app(service: HttpService) -> ASGIApp:
     """The metrics alone."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = _make_fastapi(None)
     _Adder(app, service)("GET", "/metrics", _metrics(service))
     return app
+
+
+def _make_fastapi(schema_path: str | None) -> FastAPI:
+    # The pages that show the schema would be loaded from elsewhere; spans and numbers are our own.
+    silent: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+    return FastAPI(title="Specwire", version=build_version(), docs_url=None, redoc_url=None, openapi_url=schema_path, telemetry=silent)
 
 
 class _Adder:

@@ -18,6 +18,8 @@ _ENDPOINTS = {
 }
 _ALWAYS = ("/health/live", "/health/ready", "/metrics", "/version")
 """Answered also while the process stops, and not counted as running."""
+_NUM_READ_AWAY = 4
+"""Bodies of full size that are read of one that is too large."""
 
 
 class Gate:
@@ -68,6 +70,7 @@ class Gate:
             return
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
+            await self._read_away(receive)
             await self._too_large(int(length)).response()(scope, receive, send)
             return
         num_bytes = 0
@@ -78,10 +81,21 @@ class Gate:
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
                 if num_bytes > self._max_body_bytes:
+                    if message.get("more_body"):
+                        await self._read_away(receive)
                     raise self._too_large(num_bytes)
             return message
 
         await self._app(scope, counting_receive, send)
+
+    async def _read_away(self, receive: Receive) -> None:
+        """The rest of a body, within reason: a client that still sends when the connection closes may never see the answer."""
+        num_bytes = 0
+        while num_bytes < _NUM_READ_AWAY * self._max_body_bytes:
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if not message.get("more_body"):
+                return
 
     def _too_large(self, num_bytes: int) -> Refusal:
         text = f"the body has {num_bytes} bytes or more, but may have {self._max_body_bytes}; send less, or raise max_body_mb"

@@ -33,7 +33,7 @@ async def plan(body: SamplingFields, caller: Caller, answer_id: str) -> Generati
         given = body.prompts
         prompts = [await encode(prompt, tokenizer) for prompt in given]
         form = _completion_format(body, given, prompts, tokenizer, texts)
-    head = AnswerHead.make(answer_id, model.name if body.model is None else body.model)
+    head = AnswerHead.make(answer_id, caller.names(model)[0] if body.model is None else body.model)
     label = f"{answer_id} {body.user[:_MAX_USER]}" if body.user else answer_id
     return Generation(caller.client, prompts, params, form, head, label)
 

@@ -30,6 +30,8 @@ from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.scripted.verifier import ScriptedVerifier
 from tests.waiting import until
 
+_LISTEN: dict[str, Any] = {"listen": ("127.0.0.1:0",)}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Front:
@@ -122,10 +124,13 @@ async def front(config: HttpConfig, api_key: str = "any") -> AsyncIterator[Front
     service.serves = True
     server = WebServer([Site(make_app(service, config), [bound], certificates.context if certificates else None)], config.keep_alive_s)
     await server.start()
+    following = asyncio.create_task(certificates.follow()) if certificates else None
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=30.0)
     try:
         yield Front(url, service, upstream, client)
     finally:
+        if following:
+            following.cancel()
         await client.close()
         await lifetime.drain(0)
         await server.stop()
@@ -153,24 +158,26 @@ async def http_served(
     network = LocalNetwork()
     network.put("v:1", target)
     network.put("d:1", drafter)
-    address = f"unix:{folder}/coordinator.sock"
-    config = CoordinatorConfig(listen=(address,), verifiers=("v:1",), drafters=("d:1",), **(coordinator or {}))
+    fields = {"listen": (f"unix:{folder}/coordinator.sock",), "verifiers": ("v:1",), "drafters": ("d:1",)} | (coordinator or {})
+    config = CoordinatorConfig(**fields)
     engine = Engine(config, network.connect_verifier, network.connect_drafter, network.resolve)
-    http_config = HttpConfig(**{"listen": ("127.0.0.1:0",), "coordinator": address} | (http or {}))
-    async with _coordinator(engine, config), front(http_config, api_key) as running:
+    async with _coordinator(engine, config) as address, front(HttpConfig(**_LISTEN | {"coordinator": address} | (http or {})), api_key) as running:
         yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter)
 
 
 @contextlib.asynccontextmanager
-async def _coordinator(engine: Engine, config: CoordinatorConfig) -> AsyncIterator[None]:
+async def _coordinator(engine: Engine, config: CoordinatorConfig) -> AsyncIterator[str]:
+    """Its address."""
     server = CoordinatorServer(engine, config)
     await server.start()
     await engine.start()
+    following = asyncio.create_task(server.follow_readiness())
     try:
         while not engine.ready.is_ready:
             await engine.readiness_changed()
-        yield
+        yield server.bound_addresses[0]
     finally:
+        following.cancel()
         await engine.stop(0)
         await server.stop(0)
         engine.check_integrity()
