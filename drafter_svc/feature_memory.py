@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from specwire.engine.features.pool import FeaturePool, token_slots
@@ -41,7 +40,7 @@ class SharedFeatures:
         live = [span for span in spans if words[span.place] == span.generation]
         if not live:
             return [None] * len(spans)
-        numbers = np.concatenate([token_slots(span.block_ids, span.first, span.num_positions, size) for span in live])
+        numbers = token_slots([(span.block_ids, span.first, span.num_positions) for span in live], size)
         if not 0 <= numbers.min() <= numbers.max() < num_rows:
             raise FailedPreconditionError(
                 f"a handle names token {numbers.max()} of {num_rows} in the verifier's memory; run the same version everywhere"

@@ -143,8 +143,8 @@ class FeatureBooks:
 
     def _copy(self, head: HeadPages, ranges: Sequence[tuple[FeatureRange, _Sequence]]) -> np.ndarray:
         """uint8 [positions of all ranges, bytes of a token]."""
-        slots = [token_slots(sequence.block_ids, one.first, one.num_positions, self._pages.block_size) for one, sequence in ranges]
-        rows = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *slots]))
+        spans = [(sequence.block_ids, one.first, one.num_positions) for one, sequence in ranges]
+        rows = torch.from_numpy(token_slots(spans, self._pages.block_size))
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             flat = head.pages.view(-1, head.source.width)
             copied: np.ndarray = flat.index_select(0, rows.to(flat.device)).view(torch.uint8).cpu().numpy()

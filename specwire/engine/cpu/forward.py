@@ -78,13 +78,12 @@ class TiledForward:
             batch: on the CPU.
             residual: its embeddings, float32 [T, hidden_size], overwritten.
             kv_layers: a layer each, bfloat16 [num_blocks, block_size, 2, num_kv_heads, head_dim].
-            taps: takes the residual stream in front of layers; what it wants splits the pass.
+            taps: takes the residual stream in front of layers.
         """
         num_rows = batch.num_tokens
         self._table[:, LayerWord.KV] = [layer.data_ptr() for layer in kv_layers]
         words = self._prepare(num_rows)
         self._reserve_scratch(words, int(batch.seq_lens.max()))
-        taps.take(0, residual)
         out = torch.empty(num_rows, self._config.hidden_size)
         tables = batch.block_tables.long().numpy()
         groups = self._row_groups(batch.row_starts, tables)
@@ -99,12 +98,12 @@ class TiledForward:
         for phase, (num_blocks, per_piece) in self._products.items():
             words[Word.PIECE_BLOCKS + phase] = per_piece
             counts[phase] = -(-num_blocks // per_piece)
-        first = 0
-        for last in sorted(layer_id for layer_id in taps.layer_ids if layer_id > 0):
-            self._run_layers(words, counts, first, last)
-            taps.take(last, residual)
-            first = last
-        self._run_layers(words, counts, first, self._num_layers, row_pieces)
+        tapped = {layer_id: torch.empty_like(residual) for layer_id in taps.layer_ids if layer_id >= 0}
+        self._table[:, LayerWord.TAP] = [tapped[layer].data_ptr() if layer in tapped else 0 for layer in range(self._num_layers)]
+        words[Word.TAP] = tapped[self._num_layers].data_ptr() if self._num_layers in tapped else 0
+        self._run(words, counts, self._num_layers, row_pieces)
+        for layer_id, state in tapped.items():
+            taps.take(layer_id, state)
         return out
 
     def _row_groups(self, row_starts: Sequence[int], tables: np.ndarray) -> np.ndarray:
@@ -131,13 +130,6 @@ class TiledForward:
         counts[0], counts[1] = -(-num_rows // int(words[Word.ROWS_PER_PIECE])), -(-head.num_blocks // per_piece)
         self._run(words, counts, 1, 0)
         return out[:, : head.vocab_size]
-
-    def _run_layers(self, words: np.ndarray, counts: Sequence[int], first: int, last: int, num_last: int = 0) -> None:
-        """Runs layers first .. last - 1, then num_last pieces of the final norm."""
-        if last == first and not num_last:
-            return
-        words[Word.LAYERS], words[Word.NUM_LAYERS] = self._table[first:].ctypes.data, last - first
-        self._run(words, counts, last - first, num_last)
 
     def _run(self, words: np.ndarray, counts: Sequence[int], num_layers: int, num_last: int) -> None:
         """Runs num_layers times phases of so many pieces, then num_last pieces."""
@@ -192,6 +184,8 @@ class TiledForward:
         config = self._config
         final_norm, cos, signed_sin = self._constants
         for word, value in {
+            Word.NUM_LAYERS: self._num_layers,
+            Word.LAYERS: self._table.ctypes.data,
             Word.HIDDEN: config.hidden_size,
             Word.INNER: config.intermediate_size,
             Word.HEADS: config.num_heads,

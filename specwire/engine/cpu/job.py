@@ -51,6 +51,7 @@ class Word(IntEnum):
     CORRECTIONS = auto()  # int32 [T, 2]
     EXACT = auto()  # float32 [T, num_exact]
     NUM_EXACT = auto()
+    TAP = auto()  # float32 [T, hidden], or 0: takes what leaves the last layer
     COUNT = auto()
 
 
@@ -70,7 +71,8 @@ class LayerWord(IntEnum):
     DOWN = 10
     DOWN_BIAS = 11
     KV = 12
-    COUNT = 13
+    TAP = 13  # float32 [T, hidden]: takes what enters the layer
+    COUNT = 14
 
 
 class Phase(IntEnum):

@@ -103,6 +103,16 @@ def _normalise(j, factor, target, first, last):
 
 
 @njit(**OPTIONS)
+def _tap(j, target, first, last):
+    """Copies rows of the residual stream, if anybody wants them."""
+    if target:
+        width = j[Word.HIDDEN]
+        x, y = f32(j[Word.RESIDUAL] + 4 * width * first, width * (last - first)), f32(target + 4 * width * first, width * (last - first))
+        for i in range(width * (last - first)):
+            y[i] = x[i]
+
+
+@njit(**OPTIONS)
 def _rotate(j, w, first, last):
     """Rotates queries and keys, and stores keys and values."""
     heads, kv_heads, dim, eps = j[Word.HEADS], j[Word.KV_HEADS], j[Word.DIM], f32(j[Word.FLOATS], 2)[0]
@@ -141,6 +151,7 @@ def _layer_piece(j, w, phase, piece, scratch):
     last_row = min(first_row + j[Word.ROWS_PER_PIECE], j[Word.NUM_ROWS])
     first, last = piece * j[Word.PIECE_BLOCKS + phase], (piece + 1) * j[Word.PIECE_BLOCKS + phase]
     if phase == Phase.INPUT_NORM:
+        _tap(j, w[LayerWord.TAP], first_row, last_row)
         _normalise(j, w[LayerWord.INPUT_NORM], j[Word.NORMED], first_row, last_row)
         _digits(j, j[Word.NORMED], hidden, first_row, last_row)
     elif phase == Phase.QKV:
@@ -212,7 +223,9 @@ def _run_piece(job, j, number, scratch):
         _head_piece(j, phase, piece - start)
     elif layer == j[Word.NUM_LAYERS]:
         first = piece * j[Word.ROWS_PER_PIECE]
-        _normalise(j, j[Word.FINAL_NORM], j[Word.OUT], first, min(first + j[Word.ROWS_PER_PIECE], j[Word.NUM_ROWS]))
+        last = min(first + j[Word.ROWS_PER_PIECE], j[Word.NUM_ROWS])
+        _tap(j, j[Word.TAP], first, last)
+        _normalise(j, j[Word.FINAL_NORM], j[Word.OUT], first, last)
     else:
         words = carray(i64_at(j[Word.LAYERS] + 8 * LayerWord.COUNT * layer), (LayerWord.COUNT,))
         _layer_piece(j, words, phase, piece - start, scratch)

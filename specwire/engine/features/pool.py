@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -139,13 +139,22 @@ class FeaturePool:
         return np.frombuffer(self.pages(set_hash), dtype=np.uint8).reshape(-1, one.bytes_per_token)
 
 
-def token_slots(block_ids: Sequence[int], first: int, count: int, block_size: int) -> np.ndarray:
-    """Rows of positions first .. first + count - 1 in pages that are taken as one row a token, int64 [count]."""
-    positions = np.arange(first, first + count)
-    first_block = first // block_size
-    table = np.array(block_ids[first_block : -(-(first + count) // block_size)], dtype=np.int64)
-    slots: np.ndarray = table[positions // block_size - first_block] * block_size + positions % block_size
-    return slots
+def token_slots(spans: Iterable[tuple[Sequence[int], int, int]], block_size: int) -> np.ndarray:
+    """Rows in pages that are taken as one row a token, int64 [positions of all spans].
+
+    Args:
+        spans: blocks of a sequence, first position and number of positions of each.
+    """
+    slots: list[int] = []
+    for block_ids, first, count in spans:
+        block, offset = divmod(first, block_size)
+        # Whole runs: a step reads a few positions of each of many sequences, where numpy would take longer to start.
+        while count > 0:
+            num_here = min(count, block_size - offset)
+            slot = block_ids[block] * block_size + offset
+            slots += range(slot, slot + num_here)
+            block, offset, count = block + 1, 0, count - num_here
+    return np.array(slots, dtype=np.int64)
 
 
 def _read_layout(descriptor: int) -> PoolLayout | None:

@@ -13,7 +13,6 @@ from specwire.engine.features.pages import FeaturePages
 from specwire.engine.graphs.backends import Backend, TorchBackend, TritonBackend
 from specwire.engine.graphs.layers import run_layers
 from specwire.engine.heads.source import FINAL_LAYER, FeatureSource
-from specwire.engine.kernels.options import KernelOptions
 from specwire.engine.kernels.packed_linear import DigitLinear
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
@@ -116,19 +115,18 @@ def run_row(model: Decoder, backend: Backend) -> torch.Tensor:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
-@pytest.mark.parametrize("fuses_rows", [False, True])
-def test_kernels_of_a_gpu_write_what_their_twins_write(monkeypatch, fuses_rows):
+def test_kernels_of_a_gpu_write_what_their_twins_write(monkeypatch):
     monkeypatch.setattr("specwire.engine.kernels.linear._can_pack", lambda weight: False)  # weights as a GPU has them
     model, device = tiny_model(head_dim=16), torch.device("cpu")
     expected = run_row(model, TorchBackend(model.config, device, model.dtype, 16))
-    found = run_row(model, TritonBackend(model.config, device, KernelOptions(fuses_rows=fuses_rows)))
+    found = run_row(model, TritonBackend(model.config, device))
     assert expected.abs().min() > 0
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.skipif(not DigitLinear.is_fast(), reason="this CPU has no 512-bit integer dot products")
 @pytest.mark.parametrize("layer_ids", [(0, 1, 3), (2,), (3, FINAL_LAYER), (1, 2, 3, 0)])
-def test_a_compiled_pass_in_4_bits_is_the_same_pass_in_pieces(layer_ids):
+def test_a_compiled_pass_in_4_bits_keeps_what_goes_through_it(layer_ids):
     """The states between its layers make its hidden states, and these do not change."""
     from tests.engine.cpu.test_tiled import PROMPT, make_config, make_pair  # compiles
 
