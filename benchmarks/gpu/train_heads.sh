@@ -8,7 +8,7 @@
 # RESULTS  folder of heads, curves and evaluations
 # SECONDS  of this call [540]; exit status 3 if they were not enough
 #
-# RECIPES in the environment names those to train, in their order; SPECWIRE the command.
+# RECIPES in the environment names those to train, in their order; MAX_PROMPT_TOKENS [1024] and ANSWERS_PER_PROMPT [1] the data; SPECWIRE the command.
 set -euo pipefail
 
 prompts=$1 work=$2 results=$3 end=$((SECONDS + ${4:-540}))
@@ -41,7 +41,7 @@ for name in $order; do
   settings=()
   for change in $changes; do settings+=(--set "$change"); done
   "$specwire" train --device cuda --prompts "$prompts" --recipe "$recipe" "${settings[@]}" --max-prompt-tokens "${MAX_PROMPT_TOKENS:-1024}" \
-    --answers "$work/answers" --output "$work/$name" --max-seconds "$left"
+    --answers-per-prompt "${ANSWERS_PER_PROMPT:-1}" --answers "$work/answers" --output "$work/$name" --max-seconds "$left"
   mkdir -p "$results/$name"
   cp -r "$work/$name/head" "$work/$name/curve.json" "$work/$name/run.json" "$results/$name/"
 done

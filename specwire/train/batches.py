@@ -10,7 +10,7 @@ from specwire.train.data import Sequences
 from specwire.train.target import Target, free_bytes
 
 _FEATURE_TOKENS = 65_536
-_KEEP_SHARE = 0.5
+_KEEP_SHARE = 0.6
 _CPU_KEEP_BYTES = 2 << 30
 
 
@@ -47,7 +47,7 @@ def padded_length(length: int, pad_to: int) -> int:
 
 
 class BatchSource:
-    """Makes batches; keeps all hidden states on the target's device if they take at most half of what is free there, else computes each anew.
+    """Makes batches; keeps all hidden states on the target's device if they take at most three fifths of what is free there, else computes each anew.
 
     Args:
         target: the model.

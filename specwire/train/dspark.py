@@ -67,7 +67,7 @@ class DSparkHead(nn.Module):
         with torch.no_grad():
             self.feature_scale.copy_(1 / rms)
             self.fc.weight.normal_(0.0, 0.002)
-            self.fc.weight[:, -self.fc.out_features :] += torch.eye(self.fc.out_features)
+            self.fc.weight[:, -self.fc.out_features :] += torch.eye(self.fc.out_features, device=self.fc.weight.device)
             self.norm.weight.copy_(self._target.final_norm())
             all_tensors = self._target.last_layers(len(self._decoder))
             self.hidden_norm.weight.copy_(all_tensors[-1]["input_layernorm.weight"])
@@ -188,4 +188,4 @@ def _start_qk_norm(attention: Attention, input_norm: torch.Tensor) -> None:
     """Norms that keep queries and keys about as long as they are without norms, for inputs of an rms of 1 before input_norm."""
     for projection, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm)):
         assert isinstance(norm, Norm), f"no norm: {norm}"
-        norm.weight.fill_((projection.weight * input_norm).square().sum(1).mean().sqrt().item())
+        norm.weight.fill_((projection.weight * input_norm.to(projection.weight.device)).square().sum(1).mean().sqrt().item())

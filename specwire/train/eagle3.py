@@ -52,7 +52,7 @@ class Eagle3Head(nn.Module):
         rms = residual_rms(batch, self._num_features)[-1].item()
         with torch.no_grad():
             self.fc.weight.normal_(0.0, 0.002)
-            self.fc.weight[:, -self.fc.out_features :] += torch.eye(self.fc.out_features)
+            self.fc.weight[:, -self.fc.out_features :] += torch.eye(self.fc.out_features, device=self.fc.weight.device)
             self.norm.weight.copy_(self._target.final_norm())
         for layer, tensors in zip(self.decoder, self._target.last_layers(len(self.decoder)), strict=True):
             layer.start_from(tensors, rms)

@@ -56,7 +56,7 @@ def vocabulary_loss(
         size = max(1, (_CUDA_NUMBERS if head.device.type == "cuda" else _CPU_NUMBERS) // len(head))
         for start in range(0, hidden.shape[1], size):
             rows = slice(start, start + size)
-            log_target = (product(final[rows], head) / shape.temperature).log_softmax(-1)
+            log_target = product(final[rows], head).div_(shape.temperature).log_softmax(-1)
             top = log_target.argmax(-1)
             sums.add(rows, log_target if draft_ids is None else log_target[:, draft_ids], top, draft_ids, shape)
     # A function with just these gradients, and the loss as its value.

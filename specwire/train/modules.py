@@ -115,6 +115,7 @@ class Layer(nn.Module):
     def __init__(self, shape: HeadShape, input_size: int, *, has_qk_norm: bool, has_hidden_norm: bool) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden_size, shape.eps)
+        self._has_hidden_norm = has_hidden_norm
         if has_hidden_norm:
             self.hidden_norm = Norm(shape.hidden_size, shape.eps)
         self.self_attn = Attention(shape, input_size, has_qk_norm=has_qk_norm)
@@ -133,9 +134,11 @@ class Layer(nn.Module):
             tensors: by the name behind `model.layers.N.`, float32; of wider inputs only the last columns are taken.
             residual_rms: of the target's stream at that layer.
         """
+        # A first layer of EAGLE-3 reads the stream behind hidden_norm; its input_layernorm is for embeddings.
+        sources = {"hidden_norm.weight": "input_layernorm.weight", "input_layernorm.weight": ""} if self._has_hidden_norm else {}
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                source = tensors.get("input_layernorm.weight" if name == "hidden_norm.weight" else name)
+                source = tensors.get(sources.get(name, name))
                 if source is None:
                     continue
                 scale = 1 / residual_rms if name in ("self_attn.o_proj.weight", "mlp.down_proj.weight") else 1.0
@@ -143,7 +146,7 @@ class Layer(nn.Module):
                     parameter.copy_(source * scale)
                 elif parameter.ndim == 2 and parameter.shape[0] == source.shape[0]:
                     parameter.normal_(0.0, 0.02)
-                    parameter[:, -source.shape[1] :] = source
+                    parameter[:, -source.shape[1] :].copy_(source)
 
 
 def draft_signals(log_probs: torch.Tensor) -> torch.Tensor:
