@@ -75,7 +75,7 @@ def check_full_acceptance(spec: SpecStats) -> None:
     assert spec.num_accepted_tokens == spec.num_draft_tokens
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", [1, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 4))])
 async def test_all_drafts_are_accepted(fleet: Fleet, socket_dir: Path, case: Case, expected: Expected, k: int) -> None:
     verifier, drafter = fleet.get("verifier", "same")
     async with coordinate(socket_dir, [verifier.address], [drafter.address], speculation={"num_speculative_tokens": k}) as stack:

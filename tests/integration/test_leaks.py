@@ -1,4 +1,4 @@
-"""A thousand real requests, most of them ended from outside at any moment: everything that they held is free again."""
+"""Real requests, most of them ended from outside at any moment: everything that they held is free again."""
 
 import asyncio
 import random
@@ -20,7 +20,6 @@ from .noisy_model import save_noisy
 from .reference import Expected, OneTokenLoop
 from .tiny import TinyStack, drafter_config, tiny_stack, verifier_config
 
-_NUM_REQUESTS = 1_000
 _NUM_CLIENTS = 24
 _MAX_MODEL_LEN = 96
 _MOST_AWAITS = 24
@@ -56,12 +55,12 @@ class CancelAt:
 class Clients:
     """Sends requests and ends them in every way that a client has. What comes before the end is checked against the reference."""
 
-    def __init__(self, stack: TinyStack, requests: list[tuple[_Request, Expected]]) -> None:
+    def __init__(self, stack: TinyStack, requests: list[tuple[_Request, Expected]], num_requests: int) -> None:
         self.outcomes: Counter[str] = Counter()
         self._stack = stack
         self._requests = requests
         self._random = random.Random(0)
-        self._num_left = _NUM_REQUESTS
+        self._num_left = num_requests
 
     async def run(self) -> None:
         """One client: a request after the other, until all were sent."""
@@ -144,7 +143,8 @@ def make_requests(target: OneTokenLoop) -> list[tuple[_Request, Expected]]:
     return [((prompt, params), target.generate(prompt, params)) for prompt, params in requests]
 
 
-async def test_all_blocks_and_slots_are_free_after_a_thousand_requests(socket_dir: Path, folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("num_requests", [300, pytest.param(1_000, marks=pytest.mark.slow)])
+async def test_all_blocks_and_slots_are_free_after_many_requests(socket_dir: Path, folders: tuple[Path, Path], num_requests: int) -> None:
     target, draft = folders
     requests = make_requests(OneTokenLoop(target, _MAX_MODEL_LEN, num_threads=1))
     # Fewer blocks than the running sequences need in the end, so that some are preempted.
@@ -159,7 +159,7 @@ async def test_all_blocks_and_slots_are_free_after_a_thousand_requests(socket_di
         assert isinstance(method, DraftModel)
         num_draft_blocks = method.num_free_blocks
 
-        clients = Clients(stack, requests)
+        clients = Clients(stack, requests, num_requests)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(_NUM_CLIENTS):
                 tasks.create_task(clients.run())
@@ -175,8 +175,8 @@ async def test_all_blocks_and_slots_are_free_after_a_thousand_requests(socket_di
         method.check_integrity()
         # The run was what it is meant to be.
         counters = engine.counters
-        assert sum(clients.outcomes.values()) == _NUM_REQUESTS
-        assert {outcome for outcome, count in clients.outcomes.items() if count >= 5} >= {
+        assert sum(clients.outcomes.values()) == num_requests
+        assert {outcome for outcome, count in clients.outcomes.items() if count >= 3} >= {
             "wait: ended", "cancel_generate: cancelled", "cancel_stream: cancelled", "cancel_stream: ended", "cancel_later: cancelled",
             "leave_stream: ended", "time_out: DeadlineExceededError", "disconnect: UnavailableError",
         }, clients.outcomes  # fmt: skip

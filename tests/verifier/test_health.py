@@ -15,7 +15,7 @@ from tests.verifier.harness import Rounds, make_verifier, open_message, prefill,
 
 logger = logging.getLogger(__name__)
 
-PROMPT_TOKENS = 3000
+PROMPT_TOKENS = 1500
 WIDTH = {
     "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 8, "num_heads": 9, "num_kv_heads": 3, "head_dim": 64,
     "max_position_embeddings": 8192,
@@ -52,7 +52,7 @@ async def probe(stub, until):
 
 async def test_health_answers_during_a_long_prefill(socket_dir, all_threads):
     model = dummy_model(tiny_config(**WIDTH), torch.bfloat16)
-    verifier = make_verifier(model, num_blocks=256, max_model_len=4000, max_num_batched_tokens=4000)
+    verifier = make_verifier(model, num_blocks=128, max_model_len=2000, max_num_batched_tokens=2000)
     async with serve(verifier, socket_dir) as served:
         stream, rounds = served.stream(), Rounds(verifier)
         await stream.start()
@@ -64,6 +64,6 @@ async def test_health_answers_during_a_long_prefill(socket_dir, all_threads):
         assert (await answer).rows[0].status == RowStatus.OK
     p50, p99 = latencies[len(latencies) // 2], latencies[int(len(latencies) * 0.99)]
     logger.info("%d probes in %.1f s of prefill: p50 %.1f ms, p99 %.1f ms, max %.1f ms", len(latencies), seconds, p50, p99, latencies[-1])
-    assert len(latencies) >= 50, f"the prefill took only {seconds:.2f} s"
+    assert len(latencies) >= 25, f"the prefill took only {seconds:.2f} s"
     # The target is 50 ms; the machine of a test may be busy with other things, a blocked loop would show the whole prefill.
     assert p99 < 50 or p99 < 0.2 * seconds * 1e3, f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {latencies[-1]:.1f} ms in {seconds:.1f} s"
