@@ -6,8 +6,11 @@ PYTHON ?= python3
 VENV ?= .venv
 UP_ARGS ?= --demo
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 
 PY := $(VENV)/bin/python
+# Whole files go to the workers, in the order of collection: the long ones are not the last.
+PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # The constraint is not optional: without it pip would take the newest torch, a GPU build of several gigabytes.
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 FRAME := pyproject.toml setup.py constraints.txt
@@ -23,10 +26,10 @@ run: proto ## Start drafter, verifier and coordinator with the default model, an
 	exec $(VENV)/bin/specwire up $(UP_ARGS)
 
 test: proto $(VENV)/.dev ## The default test suite (at most 10 minutes on 2 cores)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-all: proto $(VENV)/.dev ## The default suite and the full matrix (tests marked `slow`)
-	$(PY) -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "slow or not slow" $(PYTEST_ARGS)
 
 check: proto $(VENV)/.dev ## Format, lint, types, who may import whom, schema lint
 	$(VENV)/bin/ruff format --check .

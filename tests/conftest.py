@@ -14,6 +14,9 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
+# Models are tiny here: threads bring them nothing, and take the cores from the tests beside.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if not Path("/dev/nvidiactl").exists():
     # Triton's kernels run in its interpreter where there is no GPU. It has to know when it is imported, and transformers imports it.
     os.environ["TRITON_INTERPRET"] = "1"
