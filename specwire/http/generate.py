@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,10 @@ from specwire.http.lifetime import ClientGoneError, Lifetime
 from specwire.http.metrics import DISCONNECTS, FAILED_STREAMS, GenerationClock
 from specwire.http.planning import plan
 from specwire.http.requests import ChatRequest, SamplingFields
+from specwire.http.spans import HttpSpans, RequestSpan
 from specwire.http.streaming import EventStream
 from specwire.http.upstream import Caller, Upstream
+from specwire.tracing import Attributes
 
 Event = dict[str, Any]
 _MAX_ID = 64
@@ -30,9 +32,11 @@ class Generations:
         upstream: the coordinator.
         lifetime: of the process's requests.
         board: counts.
+        spans: of traced requests.
     """
 
-    def __init__(self, upstream: Upstream, lifetime: Lifetime, board: Board) -> None:
+    def __init__(self, upstream: Upstream, lifetime: Lifetime, board: Board, spans: HttpSpans) -> None:
+        self._spans = spans
         self._upstream = upstream
         self._lifetime = lifetime
         self._board = board
@@ -48,8 +52,10 @@ class Generations:
         explain = partial(refusal_of, names=body.names)
         answer_id = _make_id(body, request.headers.get("x-request-id"))
         headers = {"x-request-id": answer_id}
-        with contextlib.ExitStack() as held:
+        with self._spans.follow(request.headers.get("traceparent")) as span, contextlib.ExitStack() as held:
             held.callback(clock.end)
+            if span is not None:
+                held.push(_span_end(span, {"specwire.request_id": answer_id, "specwire.path": request.url.path, "specwire.is_streamed": body.stream}))
             try:
                 caller = held.enter_context(self._upstream.caller(request.headers.get("authorization")))
                 if not body.stream:
@@ -66,7 +72,16 @@ class Generations:
             self._board.add(DISCONNECTS, ("streaming",))
         elif failure is not None:
             self._board.add(FAILED_STREAMS)
-        held.close()
+        held.__exit__(type(failure), failure, failure.__traceback__) if failure else held.close()
+
+
+def _span_end(span: RequestSpan, attributes: Attributes) -> Callable[[object, BaseException | None, object], None]:
+    """What ends a span together with its request, and is told the request's error."""
+
+    def end(_: object, error: BaseException | None, __: object) -> None:
+        span.end(attributes, error)
+
+    return end
 
 
 async def _whole(body: SamplingFields, caller: Caller, answer_id: str, clock: GenerationClock) -> Event:

@@ -73,9 +73,12 @@ async def _follow(supervisor: Supervisor, upstream: Upstream, health: HealthServ
     finally:
         for task in waiting:
             task.cancel()
-    logger.info("ready: http %s, %d processes", " ".join(addresses), len(waiting))
+    is_announced = False
     async for serves in upstream.own.watch_serving():
         await health.set_serving(serves)
+        if serves and not is_announced:
+            is_announced = True
+            logger.info("ready: http %s, %d processes", " ".join(addresses), len(waiting))
 
 
 def _spec(index: int, path: Path, config: HttpConfig) -> ServiceSpec:

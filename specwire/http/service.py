@@ -17,6 +17,7 @@ from specwire.http.generate import Generations
 from specwire.http.generation import encode
 from specwire.http.lifetime import Lifetime
 from specwire.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from specwire.http.spans import HttpSpans
 from specwire.http.upstream import Caller, Upstream
 from specwire.token_ids import check_token_ids
 from specwire.tokenizer import Tokenizer
@@ -32,18 +33,19 @@ class HttpService:
         upstream: the coordinator.
         lifetime: of the process's requests.
         board: counts.
+        spans: of traced requests.
 
     Attributes:
         serves: whether the coordinator takes requests; kept by whoever watches it.
     """
 
-    def __init__(self, config: HttpConfig, upstream: Upstream, lifetime: Lifetime, board: Board) -> None:
+    def __init__(self, config: HttpConfig, upstream: Upstream, lifetime: Lifetime, board: Board, spans: HttpSpans) -> None:
         self.lifetime = lifetime
         self.board = board
         self.serves = False
         self._started_s = int(time.time())
         self._upstream = upstream
-        self._generations = Generations(upstream, lifetime, board)
+        self._generations = Generations(upstream, lifetime, board, spans)
         self._exposition = Exposition(board, upstream.own if config.vllm_metrics else None, config.served_model_name)
 
     @property

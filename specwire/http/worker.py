@@ -15,6 +15,7 @@ from specwire.http.lifetime import Lifetime
 from specwire.http.metrics import FAILED_RELOADS, LAYOUT, READY
 from specwire.http.service import HttpService
 from specwire.http.sockets import Certificates, bind, bound_address
+from specwire.http.spans import open_spans
 from specwire.http.upstream import Upstream
 from specwire.http.web_server import Site, WebServer
 from specwire.process import run_service
@@ -40,8 +41,8 @@ async def serve(config: HttpConfig, board: Board) -> None:
     for bound in metrics_sockets:
         logger.info("metrics on http://%s/metrics", bound_address(config.metrics_listen, bound))
     _warn_if_exposed(addresses, has_tls=tls is not None)
-    upstream, lifetime, health = Upstream(config), Lifetime(), HealthService(config.health_listen)
-    service = HttpService(config, upstream, lifetime, board)
+    upstream, lifetime, health, spans = Upstream(config), Lifetime(), HealthService(config.health_listen), open_spans(config, board)
+    service = HttpService(config, upstream, lifetime, board, spans)
     server = WebServer(_sites(service, config, sockets, metrics_sockets, certificates), config.keep_alive_s)
     tasks: list[asyncio.Task[None]] = []
     try:
@@ -63,6 +64,7 @@ async def serve(config: HttpConfig, board: Board) -> None:
         await asyncio.gather(*tasks, health.stop(), lifetime.drain(config.grace_s), return_exceptions=True)
         await server.stop()
         await upstream.close()
+        await asyncio.to_thread(spans.close)
 
 
 def _sites(

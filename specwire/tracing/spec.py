@@ -5,7 +5,7 @@ from dataclasses import dataclass
 INTERNAL, SERVER, CLIENT = "internal", "server", "client"
 """Kinds of spans, as OpenTelemetry names them."""
 SERVICE_PREFIX = "specwire-"
-"""service.name is this and coordinator, verifier or drafter."""
+"""service.name is this and coordinator, verifier, drafter or http."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class SpanSpec:
 
     Args:
         service: the one that emits them.
-        parents: names of spans that they may be children of; none = the root of a trace, or the child of a client's span.
+        parents: names of spans that they may be children of.
+        is_entry: they may also be the root of a trace, or the child of a client's span.
         text: what they cover.
         attributes: that every one of them has, with their meaning.
         optional: attributes that only some have.
@@ -31,6 +32,7 @@ class SpanSpec:
     optional: dict[str, str]
     links: str = ""
     events: dict[str, tuple[str, ...]] | None = None
+    is_entry: bool = False
 
 
 _CHOICE = {"specwire.choice": "which of the request's n choices"}
@@ -40,10 +42,24 @@ _DISCARDED = {"specwire.discarded": "true: the result was not used, since the se
 
 SPANS = (
     SpanSpec(
+        "http",
+        "http",
+        SERVER,
+        (),
+        "a request for a generation over HTTP, from its head to the end of its answer",
+        {
+            "specwire.request_id": "id of the answer, with which the coordinator's label begins",
+            "specwire.path": "what was asked for",
+            "specwire.is_streamed": "whether the answer is a stream",
+        },
+        {},
+        is_entry=True,
+    ),
+    SpanSpec(
         "generate",
         "coordinator",
         SERVER,
-        (),
+        ("http",),
         "a request, from its admission to the end of its last choice",
         {
             "specwire.request_id": "the client's label",
@@ -62,6 +78,7 @@ SPANS = (
             "specwire.prompt_token_ids": "the prompt; only with trace_content",
             "specwire.generated_token_ids": "the output of all choices, one after the other; only with trace_content",
         },
+        is_entry=True,
     ),
     SpanSpec(
         "queue",

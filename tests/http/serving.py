@@ -19,6 +19,7 @@ from specwire.http.lifetime import Lifetime
 from specwire.http.metrics import LAYOUT
 from specwire.http.service import HttpService
 from specwire.http.sockets import Certificates, bind, bound_address
+from specwire.http.spans import open_spans
 from specwire.http.upstream import Upstream
 from specwire.http.web_server import Site, WebServer
 from specwire.tls import server_tls
@@ -120,7 +121,9 @@ async def front(config: HttpConfig, api_key: str = "any") -> AsyncIterator[Front
     bound = bind(config.listen[0], is_shared=False)
     url = f"{'https' if tls else 'http'}://{bound_address(config.listen[0], bound)}"
     upstream, lifetime = Upstream(config), Lifetime()
-    service = HttpService(config, upstream, lifetime, Board(LAYOUT))
+    board = Board(LAYOUT)
+    spans = open_spans(config, board)
+    service = HttpService(config, upstream, lifetime, board, spans)
     service.serves = True
     server = WebServer([Site(make_app(service, config), [bound], certificates.context if certificates else None)], config.keep_alive_s)
     await server.start()
@@ -135,6 +138,7 @@ async def front(config: HttpConfig, api_key: str = "any") -> AsyncIterator[Front
         await lifetime.drain(0)
         await server.stop()
         await upstream.close()
+        await asyncio.to_thread(spans.close)
 
 
 @contextlib.asynccontextmanager

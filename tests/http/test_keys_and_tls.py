@@ -13,7 +13,7 @@ import pytest
 from specwire.config import HttpConfig
 from specwire.http.upstream import MAX_IDLE_CLIENTS
 from tests.http.serving import front, http_served, request
-from tests.security.certificates import Authority
+from tests.security.certificates import Authority, Pair
 from tests.security.key_file import KEY, OTHER_KEY, File, entry
 from tests.waiting import until
 
@@ -83,6 +83,10 @@ async def test_equal_tokenizers_are_loaded_once(socket_dir: Path) -> None:
         assert tokenizers[0] is tokenizers[1] is tokenizers[2]
 
 
+def write_rubbish(pair: Pair) -> None:
+    Path(pair.key).write_text("rubbish")
+
+
 async def call(port: int, context: ssl.SSLContext) -> dict[str, Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     writer.write(request("POST", "/v1/completions", json.dumps(BODY).encode(), content_type="application/json"))
@@ -110,7 +114,7 @@ async def test_tls_with_certificates_that_change(socket_dir: Path, tmp_path: Pat
             context.load_cert_chain(client.cert, client.key)
             answer = await call(secure.port, context)
             assert answer["status"] == 200
-            Path(served_pair.key).write_text("rubbish")
+            write_rubbish(served_pair)
             await until(lambda: "the changed TLS files are not used" in caplog.text)
             assert await call(secure.port, context) == answer
             served_pair.replace_with(second)

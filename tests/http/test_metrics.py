@@ -94,7 +94,12 @@ def test_processes_add_up(tmp_path: Path) -> None:
         assert isinstance(times, Histogram)
         assert (times.count, times.sum) == (2, 0.006)
     # One in the place of another goes on counting where it was, but runs nothing.
-    program = f"from specwire.http.board import *; from specwire.http.metrics import *; b = Board(LAYOUT, Path({str(path)!r}), 1, 2); b.add(GENERATED_TOKENS)"
+    program = f"""
+from pathlib import Path
+from specwire.http.board import Board
+from specwire.http.metrics import GENERATED_TOKENS, LAYOUT
+Board(LAYOUT, Path({str(path)!r}), 1, 2).add(GENERATED_TOKENS)
+"""
     subprocess.run([sys.executable, "-c", program], check=True)
     assert (sums(boards[0])[GENERATED_TOKENS.name], sums(boards[0])[RUNNING.name]) == (31, 1)
 

@@ -66,9 +66,8 @@ async def served(socket_dir: Path) -> AsyncIterator[Served]:
 @pytest.mark.parametrize("num_processes", [1, 2])
 async def test_stopped_while_streams_run(served: Served, socket_dir: Path, num_processes: int) -> None:
     health = f"unix:{socket_dir}/health"
-    async with started(
-        f"--coordinator=unix:{socket_dir}/coordinator.sock", f"--processes={num_processes}", f"--health-listen={health}", "--metrics-listen=127.0.0.1:0"
-    ) as running:  # fmt: skip
+    flags = (f"--coordinator=unix:{socket_dir}/coordinator.sock", f"--processes={num_processes}", f"--health-listen={health}")
+    async with started(*flags, "--metrics-listen=127.0.0.1:0") as running:
         ready = await running.wait_for(" http INFO ready: http")
         here = Front(f"http://{ready.split('ready: http ')[1].split(',')[0].strip()}", served.service, served.upstream, served.openai)
         assert await asyncio.to_thread(check_health, health) == SERVING

@@ -10,7 +10,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text(encoding="u
 
 
 def span_row(spec: SpanSpec) -> str:
-    parents = ", ".join(f"`{name}`" for name in spec.parents) or "none, or the client's span"
+    parents = ", ".join([f"`{name}`" for name in spec.parents] + ["none, or the client's span"] * spec.is_entry)
     return f"| `{spec.name}` | {spec.service} | {spec.kind} | {parents} | {spec.text} |"
 
 
