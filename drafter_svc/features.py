@@ -184,8 +184,8 @@ class FeatureReader:
             self.counts.failed(way.label, len(spans))
             logger.warning("no features of %s: %s; drafts go on without them, the next attempt is in %g s", way.name, error, _PAUSE_S)
             return [None] * len(spans)
-        num_bytes = sum(one.nbytes for one in found if one is not None)
-        self.counts.read(way.label, sum(one is not None for one in found), found.count(None), num_bytes, started_ns, time.time_ns())
+        there = [one.nbytes for one in found if one is not None]
+        self.counts.read(way.label, len(there), len(found) - len(there), sum(there), started_ns, time.time_ns())
         return found
 
     def _way(self, handle: FeatureHandle) -> _Way:
