@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Refuse())
 def walk(package):
     yield package.__name__
     for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if info.name == "specwire.engine" or info.name.endswith(".__main__"):
+        if info.name in ("specwire.engine", "specwire.train") or info.name.endswith(".__main__"):
             continue
         module = importlib.import_module(info.name)
         if info.ispkg:

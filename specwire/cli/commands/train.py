@@ -1,5 +1,6 @@
 """`specwire train`: a draft head for a target."""
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from specwire.cli.app import app, exit_on_error
 from specwire.config import DEFAULT_MODEL
+from specwire.errors import FailedPreconditionError
 
 UNFINISHED = 3
 """Exit status of a run that ended at --max-seconds; started again, it goes on."""
@@ -37,6 +39,8 @@ def train(
     seed: Annotated[int, typer.Option(help="Of prompts and answers; the recipe has its own.")] = 0,
 ) -> None:
     """Train a draft head on the target's own answers: generate, train, calibrate, evaluate, export. Minutes on a GPU for a small target."""
+    with exit_on_error(1):
+        _check_installed()
     with exit_on_error(2):
         from specwire.train.data import DataConfig
         from specwire.train.recipe import load_recipe
@@ -64,7 +68,13 @@ def train(
             max_seconds=max_seconds,
         )
     with exit_on_error(1):
-        from specwire.cli.train import run_train
+        from specwire.train.console import run_train
 
         is_finished = run_train(options, num_threads)
     raise typer.Exit(0 if is_finished else UNFINISHED)
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FailedPreconditionError(f"`specwire train` runs models, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")

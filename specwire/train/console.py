@@ -1,4 +1,4 @@
-"""Runs a training for the command line: a progress bar on a terminal, else a line now and then; figures at the end."""
+"""A training as the command line shows it: a progress bar on a terminal, else a line now and then; figures at the end."""
 
 import time
 
