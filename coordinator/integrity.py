@@ -39,14 +39,14 @@ def _check_lane(lane: Lane) -> None:
         assert not slot.is_closed, f"lane {lane.index} runs a sequence whose slot {slot.index} is closed"
         assert slot.epoch == lane.epochs[slot.index], f"slot {slot.index} has epoch {slot.epoch}, but the last one is {lane.epochs[slot.index]}"
         assert not sequence.is_finished, f"slot {slot.index} holds a sequence that has ended"
-        assert sequence.draft_slot is None or sequence not in lane.unpinned, f"slot {slot.index} has a drafter and looks for one"
+        assert sequence.draft_slot is None or sequence not in lane.pins.looking, f"slot {slot.index} has a drafter and looks for one"
         _check_in_flight(lane, slot)
         held.append(slot.index)
     assert not lane.is_ready or sorted([*held, *lane.free]) == list(range(len(lane.epochs))), f"lane {lane.index}: slots {held}, free {lane.free}"
     assert len(lane.in_flight) <= lane.max_outstanding_rounds, f"{len(lane.in_flight)} rounds of {lane.max_outstanding_rounds} in flight"
     strays = [slot for round_ in lane.in_flight for slot in round_.slots if slot.lane is not lane]
     assert not strays, f"lane {lane.index} has rows of lane {strays[0].lane.index} in flight"
-    assert all(sequence in lane.running for sequence in lane.unpinned), f"lane {lane.index}: a sequence that is gone looks for a drafter"
+    assert all(sequence in lane.running for sequence in lane.pins.looking), f"lane {lane.index}: a sequence that is gone looks for a drafter"
 
 
 def _check_in_flight(lane: Lane, slot: Slot) -> None:

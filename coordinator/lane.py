@@ -22,7 +22,8 @@ from .counters import Counters, DegradedLog
 from .inbox import Inbox
 from .limits import check_instance
 from .link import DraftLink
-from .peers import VerifierPeer, VerifyStream, answer_in_time
+from .peers import VerifierPeer, VerifyStream, answer_in_time, greet
+from .pins import Pins
 from .sequence import Sequence
 from .slots import Round, Slot
 
@@ -46,7 +47,7 @@ class Lane:
         is_lockstep: the last round carried drafts, so that nothing can follow it before its answer.
         num_free_blocks: as of the last answer, without those promised to rounds in flight.
         preempted_round: rounds before this one were sent before the last preemption took effect.
-        unpinned: sequences that look for a drafter; may_pin: they may find one now.
+        pins: its sequences that look for a drafter.
         policy: of adaptive verification; None without it.
         leaving: sequences that go to another lane between two steps.
         free, epochs: unused slots, and the last epoch of every slot.
@@ -58,6 +59,7 @@ class Lane:
         self.server_name = server_name
         self.admission = admission
         self.links: list[DraftLink] = []
+        self.pins = Pins(self.links)
         self.is_ready = False
         self.is_draining = False
         self.instance_id = ""
@@ -70,12 +72,10 @@ class Lane:
         self.preempted_round = 0
         self.next_round = 1
         self.closes: list[SlotRef] = []
-        self.may_pin = False
         self.max_num_batched_tokens = 0
         self.schedule = SteadySchedule(())
         self.policy: LanePolicy | None = None
-        self.num_speculative_tokens = 0
-        self.vocab_size = 0
+        self.num_speculative_tokens = self.vocab_size = 0
         self.block_size = 1
         self.num_blocks = 0
         self.verify_cost = VerifyCost()
@@ -90,7 +90,6 @@ class Lane:
         self._event = asyncio.Event()
         self.free: list[int] = []
         self.epochs: list[int] = []
-        self.unpinned: dict[Sequence, None] = {}
         self.leaving: dict[Sequence, Lane] = {}
 
     @property
@@ -124,7 +123,7 @@ class Lane:
         sequence.placed_ns = time.monotonic_ns()
         self.telemetry.placed(sequence)
         if sequence.max_drafts and self.links:
-            self.look_for_drafter(sequence)
+            self.pins.look(sequence)
         self.wake()
 
     def release(self, sequence: Sequence) -> None:
@@ -138,24 +137,10 @@ class Lane:
         if slot.is_open:
             self.closes.append(SlotRef(slot.index, slot.epoch))
         del self.running[sequence]
-        self.unpinned.pop(sequence, None)
+        self.pins.forget(sequence)
         if sequence.draft_slot is not None:
             sequence.draft_slot.link.close_slot(sequence.draft_slot)
         self.wake()
-
-    def look_for_drafter(self, sequence: Sequence, *, soon: bool = True) -> None:
-        """Lists a sequence as one to pin to a drafter; not soon: once something changes there, or for another sequence."""
-        self.unpinned[sequence] = None
-        self.may_pin = self.may_pin or soon
-
-    def pin_sequences(self) -> None:
-        """Pins sequences to the drafters with the fewest sequences; the choice then stays."""
-        self.may_pin = False
-        for sequence in list(self.unpinned):
-            links = [link for link in self.links if link.can_take(sequence)]
-            if links:
-                del self.unpinned[sequence]
-                min(links, key=lambda link: link.drafter.num_open).take(sequence)
 
     # --- rounds ---
 
@@ -233,16 +218,12 @@ class Lane:
         await self.admission.accept(self._peer, description)
         stream = self._stream = self._peer.open_stream()
         self._session += 1
-        stream.send(VerifyRound(self._session, self.index, 0, hello=self._hello))
-        welcome = (await answer_in_time(stream.receive(), "the hello of a stream")).welcome
-        if welcome is None:
-            raise InternalError("the verifier's first reply has no welcome")
+        welcome = await greet(stream, VerifyRound(self._session, self.index, 0, hello=self._hello))
         engine = self.admission.description
         assert engine is not None, "an accepted verifier gives the engine its description"
         self.max_num_batched_tokens = engine.max_num_batched_tokens
         self.schedule = SteadySchedule(engine.schedule, self.admission.config.schedule_hysteresis_steps)
-        self.num_speculative_tokens = engine.num_speculative_tokens
-        self.vocab_size = engine.vocab_size
+        self.num_speculative_tokens, self.vocab_size = engine.num_speculative_tokens, engine.vocab_size
         self.block_size = description.block_size or 1
         self.num_blocks, self.verify_cost = description.num_blocks, description.verify_cost
         self.chunk_limit = ChunkLimit(self.admission.config.max_decode_gap_ms, self.verify_cost, self.block_size, f"lane {self.index}: its verifier")

@@ -97,7 +97,7 @@ class DraftLink:
         self.drafter.num_open -= 1
         if place.is_open:
             self._closes.append(SlotRef(place.index, place.epoch))
-        self.lane.may_pin = self.lane.may_pin or makes_room
+        self.lane.pins.may_pin = self.lane.pins.may_pin or makes_room
 
     def has_mail(self, *, may_open: bool) -> bool:
         """Whether `post` would send something even if nothing is asked."""
@@ -187,8 +187,8 @@ class DraftLink:
         # It may be able to do what others could not, or be the first one at all.
         for sequence in self.lane.running:
             if sequence.max_drafts and sequence.draft_slot is None:
-                self.lane.look_for_drafter(sequence)
-        self.lane.may_pin = True
+                self.lane.pins.look(sequence)
+        self.lane.pins.may_pin = True
         self.lane.admission.lane_changed()
         self.lane.wake()
         logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
@@ -224,7 +224,7 @@ class DraftLink:
         self.is_connected = self.is_usable = self.is_late = self.is_draining = False
         for place in list(self.slots.values()):
             self.close_slot(place)
-            lane.look_for_drafter(place.sequence)
+            lane.pins.look(place.sequence)
         self._closes.clear()
         self._unopened.clear()
         self.untold.clear()
@@ -249,7 +249,7 @@ class DraftLink:
         if any(link.is_usable for link in self.lane.links):
             for place in list(self.slots.values()):
                 self.close_slot(place)
-                self.lane.look_for_drafter(place.sequence)
+                self.lane.pins.look(place.sequence)
             self.lane.wake()
         self._patience.reschedule(asyncio.get_running_loop().time() + _LOST_S)
 
@@ -279,5 +279,5 @@ class DraftLink:
             if self.is_late:
                 self._patience.reschedule(None)
                 self.is_late, self.is_usable = False, not self.is_draining
-                self.lane.may_pin = True
+                self.lane.pins.may_pin = True
                 self.lane.wake()

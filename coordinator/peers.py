@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from specwire.errors import UnavailableError
-from specwire.messages import DraftResult, DraftRound, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound
+from specwire.errors import InternalError, UnavailableError
+from specwire.messages import DraftResult, DraftRound, ServiceDescription, TokenizerSpec, VerifyResult, VerifyRound, Welcome
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
@@ -64,3 +64,12 @@ async def answer_in_time(answer: Awaitable[Answer], to: str) -> Answer:
             return await answer
     except TimeoutError:
         raise UnavailableError(f"it did not answer {to} within {_ANSWER_S:g} s; it is not there, or hangs") from None
+
+
+async def greet(stream: VerifyStream, opening: VerifyRound) -> Welcome:
+    """Opens a verifier's stream with a round that has `hello`. Raises UnavailableError as above, InternalError if it answers something else."""
+    stream.send(opening)
+    welcome = (await answer_in_time(stream.receive(), "the hello of a stream")).welcome
+    if welcome is None:
+        raise InternalError("the verifier's first reply has no welcome")
+    return welcome

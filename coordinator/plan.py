@@ -66,8 +66,8 @@ def make_plan(lane: "Lane") -> Plan | None:
         return None
     times = StepTimes(time.monotonic_ns())
     lane.admission.fill(lane)
-    if lane.may_pin:
-        lane.pin_sequences()
+    if lane.pins.may_pin:
+        lane.pins.pin()
     decodes, prefills, is_decoding = _candidates(lane)
     num_batched_tokens, k = lane.max_num_batched_tokens, lane.schedule.choose(max(1, len(decodes)), lane.next_round)
     if decodes:
@@ -153,5 +153,5 @@ def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int, choice: "Choice |
             num_drafts.append(max(0, min(k, sequence.max_drafts, sequence.max_len - length - 1, drafter.max_drafts, drafter.window - length)))
             if length >= drafter.window:
                 place.link.close_slot(place)
-                lane.look_for_drafter(sequence)
+                lane.pins.look(sequence)
     return num_drafts

@@ -80,4 +80,4 @@ def _fail(link: "DraftLink", place: DraftSlot, status: RowStatus, error: str) ->
     if status is RowStatus.STALE and place.num_failures < _MAX_FAILURES:
         link.take(sequence, place.num_failures + 1)
     elif status is RowStatus.OUT_OF_BLOCKS:
-        lane.look_for_drafter(sequence, soon=False)
+        lane.pins.look(sequence, soon=False)

@@ -319,6 +319,6 @@ async def test_a_sequence_that_a_full_drafter_refuses_changes_nothing_for_others
         lane = cluster.engine.lanes[0]
         await cluster.until(lambda: bool(lane.links[0].slots))
         place = next(iter(lane.links[0].slots.values()))
-        lane.may_pin = others_look
+        lane.pins.may_pin = others_look
         take_rows(lane.links[0], [DraftRowResult(RowStatus.OUT_OF_BLOCKS, place.index, place.epoch, len(place.sequence.token_ids))], is_asked=True)
-        assert (lane.may_pin, list(lane.unpinned)) == (others_look, [place.sequence])
+        assert (lane.pins.may_pin, list(lane.pins.looking)) == (others_look, [place.sequence])
