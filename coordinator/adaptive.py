@@ -35,8 +35,11 @@ logger = logging.getLogger(__name__)
 
 _REPEATS = (4, 16, 64)
 """Steps until a probe is repeated that found all drafters catching up: they go on with that meanwhile."""
-_MAX_OBSERVED = 64
-"""Rows of a step that calibration and forecast learn from; with more rows, not every step: learning has a share of the step's time."""
+_OBSERVED_PER_STEP = 32
+"""Rows that calibration, forecast and grades learn from, on average: with more of them they learn from one step of a few, since learning must not
+take more than its share of the step's time, most of which goes into the start of each computation."""
+_MAX_OBSERVED = 128
+"""Rows of one step that they learn from."""
 _OK = RowStatus.OK
 
 
@@ -90,7 +93,7 @@ class LanePolicy:
         if step == self._repeat_at and request.num_drafts < self._repeated.num_drafts <= most:
             request = self._repeated
         self._note_fallback(request.fallback)
-        is_observed = request.is_probe or not step % max(1, shape.num_rows // _MAX_OBSERVED)
+        is_observed = request.is_probe or not step % max(1, shape.num_rows // _OBSERVED_PER_STEP)
         return Choice(self, step, request, curves, shape, num_sampling, is_observed)
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
@@ -104,37 +107,39 @@ class LanePolicy:
         """See `Choice.keep`."""
         # Comprehensions, since whatever is done here is done for every row of every step that drafts.
         decodes, most = plan.decodes, plan.num_drafts
-        if list(map(len, drafts)) != most:
+        lengths = list(map(len, drafts))
+        if lengths != most:
             drafts = [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, most, strict=True)]
-        answered = choice.rows = [index for index, draft in enumerate(drafts) if draft is not NO_DRAFTS]
-        self._note_answers(choice, plan, bool(answered))
-        if not answered:
+            lengths = list(map(len, drafts))
+        rows = choice.rows = range(len(drafts)) if 0 not in lengths else [row for row, draft in enumerate(drafts) if draft is not NO_DRAFTS]
+        self._note_answers(choice, plan, bool(rows))
+        if not rows:
             return drafts
-        offered = drafts
-        if len(answered) < len(decodes):
-            offered, decodes, most = [drafts[i] for i in answered], [decodes[i] for i in answered], [most[i] for i in answered]
+        is_whole = len(rows) == len(drafts)
+        if not is_whole:
+            decodes, lengths = [decodes[row] for row in rows], [lengths[row] for row in rows]
         places = [place for sequence in decodes if (place := sequence.draft_slot) is not None]
-        assert len(places) == len(answered), f"{len(answered)} sequences have drafts, but {len(places)} a drafter"
-        scores, lengths = [place.confidences for place in places], list(map(len, offered))
-        if list(map(len, scores)) != lengths:
-            scores = [row[:number] for row, number in zip(scores, lengths, strict=True)]
-        asked = [place.num_asked for place in places]
-        if asked != most:
-            asked = list(map(min, asked, most))
-        groups = [place.group if place.group >= 0 else self._group(place) for place in places]
+        assert len(places) == len(rows), f"{len(rows)} sequences have drafts, but {len(places)} a drafter"
+        num_offered = choice.num_offered = sum(lengths)
+        scores = np.frombuffer(b"".join([place.confidences for place in places]), dtype=np.float32)
+        if len(scores) > num_offered:  # of drafts that were cut just now
+            cut = [place.confidences[:number] for place, number in zip(places, lengths, strict=True)]
+            scores = np.frombuffer(b"".join(cut), dtype=np.float32)
+        groups = [place.group for place in places]
+        if -1 in groups:
+            groups = [self._group(place) for place in places]
         kept = choice.kept = self.policy.choose_kept(
-            choice.request, np.frombuffer(b"".join(scores), dtype=np.float32).astype(np.float64), np.array(lengths), np.array(asked),
-            np.array([place.grade for place in places]), np.array(groups), choice.shape, choice.num_sampling,
+            choice.request, scores, np.array(lengths), np.array(groups), choice.shape, choice.num_sampling
         )  # fmt: skip
         if choice.is_observed:
-            _grade(places, kept, choice.step)
+            self._grade(choice, kept, places, most if is_whole else [most[row] for row in rows])
         numbers = kept.num_kept.tolist()
-        choice.num_offered, choice.budget = sum(lengths), sum(numbers)
-        if choice.budget < choice.num_offered:
-            if offered is drafts:
+        choice.budget = sum(numbers)
+        if choice.budget < num_offered:
+            if is_whole:
                 return [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, numbers, strict=True)]
-            for index, number in zip(answered, numbers, strict=True):
-                drafts[index] = drafts[index][:number]
+            for row, number in zip(rows, numbers, strict=True):
+                drafts[row] = drafts[row][:number]
         return drafts
 
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult) -> None:
@@ -145,7 +150,7 @@ class LanePolicy:
         if not choice.is_observed:
             return
         if choice.kept is not None:
-            self._observe_drafts(choice.kept, _rows_of_round(round_, choice.rows), result)
+            self._observe_drafts(choice, choice.kept, _rows_of_round(round_, choice.rows), result)
         self.cost.drafts = choice.curves
         if self.cost.unknown or not timing.received_ns:
             return
@@ -176,20 +181,32 @@ class LanePolicy:
         )
         return shape, num_sampling
 
-    def _observe_drafts(self, kept: Kept, rows: list[int], result: VerifyResult) -> None:
+    def _observe_drafts(self, choice: Choice, kept: Kept, rows: Rows[int], result: VerifyResult) -> None:
         """Of many rows some, in turn."""
+        num_asked, grades = choice.num_asked, choice.grades
         stride = -(-len(rows) // _MAX_OBSERVED)
         self._next_observed = (self._next_observed + 1) % stride
-        taken = slice(self._next_observed, None, stride)
         if stride > 1:
-            kept = kept.take(taken)
-        answers = [result.rows[row] for row in rows[taken]]
+            taken = slice(self._next_observed, None, stride)
+            kept, rows, num_asked, grades = kept.take(taken), rows[taken], num_asked[taken], grades[taken]
+        answers = [result.rows[row] for row in rows]
         num_accepted = np.array([answer.num_accepted if answer.status is _OK else -1 for answer in answers])
         num_accepted[num_accepted > kept.num_kept] = -1
-        self.policy.observe(kept, num_accepted)
+        self.policy.observe(kept, num_asked, grades, num_accepted)
+
+    def _grade(self, choice: Choice, kept: Kept, places: "list[DraftSlot]", most: list[int]) -> None:
+        """Gives sequences whose drafters answered new grades; the old ones are kept in the choice."""
+        choice.num_asked = np.array([min(place.num_asked, number) for place, number in zip(places, most, strict=True)])
+        choice.grades = np.array([place.grade for place in places])
+        old = np.array([place.quality for place in places])
+        qualities = blend_qualities(old, kept.survival, choice.num_asked, is_lone=choice.request.is_lone)
+        for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
+            place.quality, place.grade, place.graded_step = quality, grade, choice.step
 
     def _group(self, place: "DraftSlot") -> int:
         """What kind of drafts a place's are; found once."""
+        if place.group >= 0:
+            return place.group
         description = place.link.drafter.description
         assert description is not None, "a drafter that has answered has described itself"
         place.group = self._calibration.kind(description)[place.sequence.is_greedy]
@@ -218,7 +235,7 @@ def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
 
 
-def _rows_of_round(round_: "Round", rows: list[int]) -> list[int]:
+def _rows_of_round(round_: "Round", rows: Rows[int]) -> Rows[int]:
     """Where these decode rows of the plan are in its round: sequences that had ended before it was sent have no row in it."""
     decodes = round_.plan.decodes
     if len(round_.rows) == len(decodes) + len(round_.plan.chunks):
@@ -237,12 +254,6 @@ def _count_asks(num_drafts: list[int]) -> list[int]:
     """Sequences that were asked for more than 0, 1, ... drafts."""
     numbers = np.bincount(num_drafts)
     return (len(num_drafts) - np.cumsum(numbers)[:-1]).tolist()
-
-
-def _grade(places: "list[DraftSlot]", kept: Kept, step: int) -> None:
-    qualities = blend_qualities(np.array([place.quality for place in places]), kept.survival, kept.num_asked, is_lone=kept.is_lone)
-    for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
-        place.quality, place.grade, place.graded_step = quality, grade, step
 
 
 def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int) -> StepMs:

@@ -1,10 +1,14 @@
 """One step's choices under adaptive verification, from its plan to its commit; coordinator/adaptive.py makes them."""
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specwire.messages import VerifyResult
 from specwire.policy.adaptive import Kept
+from specwire.policy.budget import Ints
 from specwire.policy.cost import StepShape
 from specwire.policy.curves import DraftCurve
 from specwire.policy.grades import RETRY_STEPS
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from .slots import Round, Slot
 
     Chunks = list[tuple[Slot, int]]
+
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+"""Never written."""
 
 
 @dataclass(slots=True)
@@ -36,6 +43,7 @@ class Choice:
         links: drafters that were asked.
         draft_ms: the work of the one that took longest; 0 = not known.
         rows: decode rows of the plan that `kept` is about: those whose drafters answered.
+        num_asked, grades: of these rows, drafts that each was asked for, and its grade then; only if is_observed.
         kept: which drafts to verify; None where no drafter answered, or none was asked.
         num_offered, budget: drafts that came, and that are verified (B).
         step_ms: predicted and measured time of the whole step; None where either is not known, or was not looked at.
@@ -50,7 +58,9 @@ class Choice:
     is_observed: bool
     links: "list[DraftLink]" = field(default_factory=list)
     draft_ms: float = 0.0
-    rows: list[int] = field(default_factory=list)
+    rows: Rows[int] = ()
+    num_asked: Ints = field(default_factory=lambda: _NONE)
+    grades: Ints = field(default_factory=lambda: _NONE)
     kept: Kept | None = None
     num_offered: int = 0
     budget: int = 0

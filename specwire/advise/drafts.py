@@ -7,9 +7,9 @@ import numpy as np
 
 from specwire.bench.record import RequestRecord
 from specwire.bench.workload import Prompt
-from specwire.policy.adaptive import pack_scores
+from specwire.policy.adaptive import lay_out
 from specwire.policy.budget import Floats, Ints, survivals
-from specwire.policy.calibration import Calibrator
+from specwire.policy.calibration import Calibrator, Scores
 
 _MAX_ROWS = 20_000
 _CALIBRATED_ROWS = 256
@@ -117,12 +117,13 @@ def calibrated_survivals(answers: Sequence[AnswerDrafts], most: int, *, seed: in
     rng = np.random.default_rng(seed)
     shares = np.array(weights) / sum(weights)
     chosen = rng.choice(len(rows), size=min(len(rows), _MAX_ROWS), p=shares) if len(set(weights)) > 1 else rng.permutation(len(rows))[:_MAX_ROWS]
-    packed, num_offered = pack_scores([rows[index][0] for index in chosen], most)
+    scores, num_offered = [rows[index][0] for index in chosen], np.array([len(rows[index][0]) for index in chosen])
     num_accepted = np.array([rows[index][1] for index in chosen])
-    return survivals(_calibrate(packed, num_offered, num_accepted), num_offered)
+    laid_out = lay_out(np.array([score for row in scores for score in row]), num_offered, most)
+    return survivals(_calibrate(laid_out, num_offered, num_accepted), num_offered)
 
 
-def _calibrate(scores: Floats, num_offered: Ints, num_accepted: Ints) -> Floats:
+def _calibrate(scores: Scores, num_offered: Ints, num_accepted: Ints) -> Floats:
     calibrator = Calibrator(scores.shape[1])
     group = calibrator.group("", is_greedy=True)
     for start in range(0, len(scores), _CALIBRATED_ROWS):

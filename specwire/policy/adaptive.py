@@ -6,10 +6,10 @@ How a lane's step uses it. `shape` is the step without drafts (specwire.policy.c
              token limit. Plans may come to nothing (rounds in flight must be answered before there can be drafts): asked again for the same step,
              it stays. Each row is asked for min(request.by_grade[its grade], what its request, its length and its drafter allow)
     propose
-    trim     kept = policy.choose_kept(request, scores, num_offered, num_asked, grades, groups, shape, num_sampling)    by row: what came, was
-             asked for, is its kind. A row's drafts are cut to kept.num_kept[row]; now and then, sequences get new grades from kept.survival
-             (specwire.policy.grades)
-    commit   policy.observe(kept, num_accepted)    once a round, when it is answered: by row, -1 where it was not answered, or was dropped
+    trim     kept = policy.choose_kept(request, scores, num_offered, groups, shape, num_sampling)    by row: what came, and its kind. A row's drafts
+             are cut to kept.num_kept[row]; now and then, sequences get new grades from kept.survival (specwire.policy.grades)
+    commit   policy.observe(kept, num_asked, grades, num_accepted)    when the round is answered: by row, num_accepted -1 where it was not, or was
+             dropped; of all rounds, or of some
 
 What the steps took goes to `StepCost.observe`, by whoever measures it. One policy belongs to one lane; a calibrator may be shared by all lanes.
 All state is changed by these calls alone: equal calls give equal choices. Choices may look at the drafts' scores only where acceptance compares
@@ -24,10 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specwire.policy.budget import Floats, Ints, choose_budget, survivals
-from specwire.policy.calibration import Calibrated, Calibrator
+from specwire.policy.budget import Floats, Ints, choose_budget, survivals_of_probabilities
+from specwire.policy.calibration import Calibrated, Calibrator, Scores
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES, UNKNOWN
@@ -44,26 +43,21 @@ class Kept:
 
     Args:
         num_kept: [R] first drafts of each row.
-        num_offered, num_asked, grades: [R] as they came.
+        num_offered: [R] as they came.
         calibrated: what they were judged by.
         survival: [R, K] probabilities that a draft and all before it are accepted; -1 where there is none.
-        is_typical: [R] rows that were asked for all drafts that their grade is asked for.
+        request: what was asked for.
         num_rows, num_sampling: R of the step, and sequences that emit a token in it whatever is drafted.
-        is_probe, is_lone: as in the request.
         expected_tokens, cost_ms: what the step should emit, and take; 0 where that is not known.
     """
 
     num_kept: Ints
     num_offered: Ints
-    num_asked: Ints
-    grades: Ints
     calibrated: Calibrated
     survival: Floats
-    is_typical: NDArray[np.bool_]
+    request: DraftRequest
     num_rows: int
     num_sampling: int
-    is_probe: bool
-    is_lone: bool
     expected_tokens: float
     cost_ms: float
 
@@ -71,8 +65,7 @@ class Kept:
         """Only these rows."""
         judged = Calibrated(self.calibrated.confidences[rows], self.calibrated.bins[rows], self.calibrated.groups[rows])
         return replace(
-            self, num_kept=self.num_kept[rows], num_offered=self.num_offered[rows], num_asked=self.num_asked[rows], grades=self.grades[rows],
-            calibrated=judged, survival=self.survival[rows], is_typical=self.is_typical[rows],
+            self, num_kept=self.num_kept[rows], num_offered=self.num_offered[rows], calibrated=judged, survival=self.survival[rows]
         )  # fmt: skip
 
 
@@ -112,10 +105,8 @@ class AdaptivePolicy:
     def choose_kept(
         self,
         request: DraftRequest,
-        scores: Floats,
+        scores: Scores,
         num_offered: Ints,
-        num_asked: Ints,
-        grades: Ints,
         groups: Ints,
         shape: StepShape,
         num_sampling: int,
@@ -126,49 +117,51 @@ class AdaptivePolicy:
             request: what `choose_request` chose for this step.
             scores: [drafts] of each row's drafts, row after row, in [0, 1]; NaN: it has none.
             num_offered: [R] drafts that came of each row, no more than it was asked for.
-            num_asked: [R] drafts that each row was asked for, 1 or more.
-            grades, groups: [R] each row's grade, and `Calibrator.group` of its drafts.
+            groups: [R] `Calibrator.group` of each row's drafts.
             shape: of the step as it will be sent, without drafts.
         """
         calibrated = self.calibrator.calibrate(lay_out(scores, num_offered, request.num_drafts), groups)
-        survival = survivals(calibrated.confidences, num_offered)
-        num_drafts = len(scores)
+        num_drafts = num_tokens = len(scores)
+        survival = survivals_of_probabilities(calibrated.confidences, num_offered, num_drafts)
         if self.cost.unknown:
             num_kept, expected, cost_ms = num_offered.copy(), 0.0, 0.0
         else:
-            priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked, leaves_run_ahead=False)
-            costs = self.cost.step_ms(np.arange(num_drafts + 1), priced)
+            priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked)
+            costs = self.cost.budgets_ms(num_drafts, priced)
             budget = choose_budget(survival, num_sampling, costs, self._planner.tokens_per_ms(shape))
-            num_kept, expected, cost_ms = budget.num_kept, budget.expected_tokens, budget.cost_ms
+            num_kept, num_tokens, expected, cost_ms = budget.num_kept, budget.num_tokens, budget.expected_tokens, budget.cost_ms
         if request.is_probe:
             rows = probed_rows(len(num_offered), self.counters.num_probes)
             num_kept[rows] = num_offered[rows]
+            num_tokens = int(num_kept.sum())
         self.counters.num_offered += num_drafts
-        self.counters.num_kept += int(num_kept.sum())
-        wanted = np.array(request.by_grade)[grades] if request.by_grade else request.num_drafts
-        return Kept(
-            num_kept, num_offered, num_asked, grades, calibrated, survival, num_asked >= wanted,
-            len(num_kept), num_sampling, request.is_probe, request.is_lone, expected, cost_ms,
-        )  # fmt: skip
+        self.counters.num_kept += num_tokens
+        return Kept(num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms)
 
-    def observe(self, kept: Kept, num_accepted: Ints) -> None:
-        """A round was answered: of each row [R] how many drafts were accepted; -1 where that is not known."""
-        typical = kept.is_typical
+    def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints) -> None:
+        """A round was answered.
+
+        Args:
+            kept: of this step, or some of its rows.
+            num_asked, grades: [R] drafts that each row was asked for, 1 or more, and its grade then.
+            num_accepted: [R] of the drafts that were verified; -1 where that is not known.
+        """
+        request, is_known = kept.request, num_accepted >= 0
+        typical = num_asked >= (np.array(request.by_grade)[grades] if request.by_grade else request.num_drafts)
         confidences = np.where(kept.survival < 0, 0.0, kept.calibrated.confidences)
-        self.forecast.observe(confidences[typical], kept.num_asked[typical], kept.grades[typical], is_lone=kept.is_lone)
-        num_verified = np.where(num_accepted < 0, 0, kept.num_kept)
-        self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if kept.is_lone else math.inf)
-        is_known = num_accepted >= 0
-        if not kept.is_probe and kept.cost_ms and is_known.any():
+        self.forecast.observe(confidences[typical], num_asked[typical], grades[typical], is_lone=request.is_lone)
+        num_verified = np.where(is_known, kept.num_kept, 0)
+        self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
+        if not request.is_probe and kept.cost_ms and is_known.any():
             self._planner.observe_step(kept.num_sampling + kept.num_rows * float(num_accepted[is_known].mean()), kept.cost_ms)
-        if kept.is_lone and len(num_accepted):
+        if request.is_lone and len(num_accepted):
             by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
             whole = is_known & (kept.num_kept == kept.num_offered)
             by_outcomes = num_accepted[whole].mean() if whole.any() else 0.0
             self._planner.observe_probe(max(float(by_scores), float(by_outcomes)))
 
 
-def lay_out(scores: Floats, num_offered: Ints, num_positions: int) -> Floats:
+def lay_out(scores: Scores, num_offered: Ints, num_positions: int) -> Scores:
     """Scores row after row as a matrix [R, K], 0 where there is no draft."""
     number = len(num_offered)
     if len(scores) == number * num_positions:

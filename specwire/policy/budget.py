@@ -40,6 +40,14 @@ def survivals(confidences: Floats, num_offered: Ints) -> Floats:
     return clean
 
 
+def survivals_of_probabilities(confidences: Floats, num_offered: Ints, num_drafts: int) -> Floats:
+    """The same of numbers in [0, 1]; num_drafts: the sum of num_offered."""
+    products: Floats = np.multiply.accumulate(confidences, axis=1)
+    if num_drafts < products.size:
+        products[np.arange(products.shape[1]) >= num_offered[:, None]] = -1.0
+    return products
+
+
 def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats, tokens_per_ms: float | None = None) -> Budget:
     """B* = argmax over B of (num_sampling + sum of the B largest survivals) / cost_ms[B]; the smallest B of equal ones.
 
@@ -53,24 +61,27 @@ def choose_budget(survival: Floats, num_sampling: int, cost_ms: Floats, tokens_p
             With the rate of this step itself both are the same.
     """
     assert len(cost_ms) > 0, "cost_ms has no entry, not even for a step without drafts"
-    values = survival[survival >= 0.0]
-    values.sort()
-    values = values[::-1][: len(cost_ms) - 1]
-    expected = np.empty(len(values) + 1)
-    expected[0] = num_sampling
-    np.cumsum(values, out=expected[1:])
-    expected[1:] += num_sampling
-    costs = cost_ms[: len(expected)]
-    best = int(np.argmax(expected / costs if tokens_per_ms is None else expected - tokens_per_ms * costs))
-    kept = _take_best(survival, values[best - 1] if best else np.inf, best)
-    return Budget(kept, best, float(expected[best]), float(cost_ms[best]))
+    values = np.sort(survival, axis=None)[::-1]  # what is no draft comes last
+    if len(values) and values[-1] < 0.0:
+        values = values[: np.count_nonzero(values >= 0.0)]
+    values = values[: len(cost_ms) - 1]
+    expected, costs = np.cumsum(values), cost_ms[1 : 1 + len(values)]
+    expected += num_sampling
+    none, ms = float(num_sampling), float(cost_ms[0])
+    if not len(values):
+        return Budget(np.zeros(len(survival), dtype=np.int64), 0, none, ms)
+    worth = expected / costs if tokens_per_ms is None else expected - tokens_per_ms * costs
+    best = int(worth.argmax())
+    if worth[best] <= (none / ms if tokens_per_ms is None else none - tokens_per_ms * ms):
+        return Budget(np.zeros(len(survival), dtype=np.int64), 0, none, ms)
+    return Budget(_take_best(survival, values[best], best + 1), best + 1, float(expected[best]), float(costs[best]))
 
 
 def _take_best(survival: Floats, least: float, num_tokens: int) -> Ints:
     """[R] how many of a row's slots are among the best `num_tokens`, whose smallest survival is `least`."""
-    kept = np.add.reduce(np.ascontiguousarray((survival > least).T), axis=0, dtype=np.int64)  # faster than along the short axis
-    num_ties = num_tokens - int(kept.sum())
-    if num_ties > 0:
-        ties = np.flatnonzero(survival.T.ravel() == least)[:num_ties]  # by position, then row
-        kept += np.bincount(ties % len(survival), minlength=len(survival))
+    kept: Ints = np.add.reduce(np.ascontiguousarray((survival >= least).T), axis=0, dtype=np.int64)  # faster than along the short axis
+    num_over = int(kept.sum()) - num_tokens
+    if num_over > 0:  # the last ones that are equally good go: by position, then row
+        ties = np.flatnonzero(survival.T.ravel() == least)[-num_over:]
+        kept -= np.bincount(ties % len(survival), minlength=len(survival))
     return kept

@@ -9,9 +9,9 @@ from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES, UNKNOWN
 
-_NUM_BUDGETS = 96
+_NUM_BUDGETS = 64
 """That are compared for each option."""
-_LEAST_SURVIVALS = (0.0, 0.15, 0.25, 0.35, 0.5, 0.65)
+_LEAST_SURVIVALS = (0.0, 0.2, 0.35, 0.5, 0.65)
 """Grades are asked for drafts as far as their mean survival is this or more. 0: all are asked for equally many."""
 
 
@@ -81,7 +81,9 @@ def find_candidates(
         tokens_per_ms: see `specwire.policy.budget.choose_budget`.
     """
     most = int(options.max())
-    budgets = np.unique(np.linspace(0, int(num_by_grade.sum()) * most, _NUM_BUDGETS).astype(np.int64))
+    num_drafts = int(num_by_grade.sum()) * most
+    budgets = np.arange(0, num_drafts + 1, max(1, num_drafts // _NUM_BUDGETS))
+    budgets[-1] = num_drafts
     none = budgets[:1]
     run_ahead_ms = float(cost.step_ms(none, shape._replace(num_requested=0))[0])
     lockstep = shape._replace(num_requested=most, num_asked=(0,) * most, leaves_run_ahead=False)

@@ -93,8 +93,15 @@ class StepCost:
         run_ahead_ms = self.hops.ms(shape.num_rows, 1)
         if not shape.num_requested:
             return np.maximum(verify_ms, run_ahead_ms) if self._runs_ahead else verify_ms + run_ahead_ms
-        step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + float(self.draft_ms(_asks(shape), shape)[0]))
+        draft_ms = max([ms for ms, _ in self._times_of_asked(shape)], default=0.0)
+        step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + draft_ms)
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
+
+    def budgets_ms(self, most: int, shape: StepShape) -> FloatArray:
+        """Milliseconds [most + 1] of a step in lockstep for each number of verified drafts up to `most`, without a bubble: as `step_ms`, sooner."""
+        ms = self.verify.ms_from(shape.num_tokens, most, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        ms += self.hops.ms(shape.num_rows, 2) + max([draft_ms for draft_ms, _ in self._times_of_asked(shape)], default=0.0)
+        return ms
 
     def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> tuple[float, float] | None:
         """A step has ended: moves the factor of every part that was measured, and keeps how far predictions were off. Returns predicted and
@@ -106,18 +113,19 @@ class StepCost:
             measured: its parts.
         """
         whole = None
+        verify_ms = self.verify.table_ms_of(shape.num_tokens + num_draft_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        hop_ms = self.hops.table_ms(shape.num_rows, 2 if shape.num_requested else 1)
+        draft_ms, drafter = max(self._times_of_asked(shape), key=lambda one: one[0], default=(0.0, None))
         if measured.verify_ms > 0 < measured.hop_ms and (measured.draft_ms > 0 or not shape.num_requested):
-            predicted_ms = self.step_ms(np.array([num_draft_tokens]), shape._replace(leaves_run_ahead=False))
+            parts = StepMs(self.verify.correction.factor * verify_ms, draft_ms, self.hops.correction.factor * hop_ms)
             is_overlapped = self._runs_ahead and not shape.num_requested
-            whole = float(predicted_ms[0]), max(measured.verify_ms, measured.hop_ms) if is_overlapped else sum(measured)
+            predicted_ms, measured_ms = (max(ms.verify_ms, ms.hop_ms) if is_overlapped else sum(ms) for ms in (parts, measured))
+            whole = predicted_ms, measured_ms
             self.errors.observe(*whole)
-        num_tokens = np.array([shape.num_tokens + num_draft_tokens])
-        verify_ms = self.verify.table_ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
-        self.verify.correction.observe(float(verify_ms[0]), measured.verify_ms)
-        self.hops.correction.observe(self.hops.table_ms(shape.num_rows, 2 if shape.num_requested else 1), measured.hop_ms)
-        if shape.num_requested and (times := self._times_of_drafters(_asks(shape), shape)):
-            ms, curve = max(((float(ms[0]), curve) for ms, curve in times), key=lambda one: one[0])
-            curve.correction.observe(ms / curve.correction.factor, measured.draft_ms)
+        self.verify.correction.observe(verify_ms, measured.verify_ms)
+        self.hops.correction.observe(hop_ms, measured.hop_ms)
+        if drafter is not None:
+            drafter.correction.observe(draft_ms / drafter.correction.factor, measured.draft_ms)
         return whole
 
     def draft_ms(self, num_asked: IntArray, shape: StepShape) -> FloatArray:
@@ -127,22 +135,30 @@ class StepCost:
             num_asked: [n, K] sequences that are asked for more than j drafts, over all drafters; each has its share of them.
             shape: of the step, but for what is asked.
         """
-        times = self._times_of_drafters(num_asked, shape)
-        return np.max([ms for ms, _ in times], axis=0) if times else np.zeros(len(num_asked))
+        kv_share, total = _kv_share(shape), sum(shape.num_drafting)
+        times = [
+            curve.ms_of_asks(num_asked if number == total else -(-num_asked * number // total), kv_share)
+            for curve, number in zip(self.drafts, shape.num_drafting, strict=True)
+            if number > 0
+        ]
+        return np.max(times, axis=0) if times else np.zeros(len(num_asked))
 
-    def _times_of_drafters(self, num_asked: IntArray, shape: StepShape) -> list[tuple[FloatArray, DraftCurve]]:
-        """Of those that are asked."""
-        kv_share, total = shape.num_kv_tokens / max(1, shape.num_rows), sum(shape.num_drafting)
+    def _times_of_asked(self, shape: StepShape) -> list[tuple[float, DraftCurve]]:
+        """What each drafter takes for its share of what is asked for; none where the lane runs ahead."""
+        if not shape.num_requested:
+            return []
+        kv_share, total = _kv_share(shape), sum(shape.num_drafting)
+        num_asked = shape.num_asked or [total] * shape.num_requested
         return [
-            (curve.ms_of_asks(num_asked if number == total else -(-num_asked * number // total), kv_share), curve)
+            (curve.ms_of_ask(num_asked if number == total else [-(-asked * number // total) for asked in num_asked], kv_share), curve)
             for curve, number in zip(self.drafts, shape.num_drafting, strict=True)
             if number > 0
         ]
 
 
-def _asks(shape: StepShape) -> IntArray:
-    """[1, K], see `StepCost.draft_ms`."""
-    return np.array([shape.num_asked or [sum(shape.num_drafting)] * shape.num_requested])
+def _kv_share(shape: StepShape) -> float:
+    """KV tokens of a sequence."""
+    return shape.num_kv_tokens / max(1, shape.num_rows)
 
 
 def verify_ms(cost: VerifyCost, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:

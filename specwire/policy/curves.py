@@ -62,13 +62,27 @@ class VerifyCurve:
             num_kv_tokens: tokens before its rows' own ones, which attention reads.
             longest_row: tokens of its longest row: of a prefill chunk, where it has one.
         """
-        is_chunk = self._chunks.num_points and 0 < self._max_graph_row_tokens < longest_row
-        ms = (self._chunks if is_chunk else self._steps).at(num_tokens)
-        return ms + (self._ms_per_row * max(0, num_rows - 1) + self._ms_per_kv_token * max(0, num_kv_tokens))
+        return self._table(longest_row).at(num_tokens) + self._rest_ms(num_rows, num_kv_tokens)
 
     def ms(self, num_tokens: IntArray, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
         """See `table_ms`; with the factor."""
         return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * self.correction.factor
+
+    def ms_from(self, num_tokens: int, num_more: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
+        """The same as `ms` of num_tokens, num_tokens + 1, ..., num_tokens + num_more, sooner."""
+        ms = self._table(longest_row).between(num_tokens, num_tokens + num_more) + self._rest_ms(num_rows, num_kv_tokens)
+        ms *= self.correction.factor
+        return ms
+
+    def table_ms_of(self, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:
+        """The same as `table_ms` of one number."""
+        return float(self._table(longest_row).between(num_tokens, num_tokens)[0]) + self._rest_ms(num_rows, num_kv_tokens)
+
+    def _table(self, longest_row: int) -> "_DenseTable":
+        return self._chunks if self._chunks.num_points and 0 < self._max_graph_row_tokens < longest_row else self._steps
+
+    def _rest_ms(self, num_rows: int, num_kv_tokens: int) -> float:
+        return self._ms_per_row * max(0, num_rows - 1) + self._ms_per_kv_token * max(0, num_kv_tokens)
 
 
 class DraftCurve:
@@ -92,6 +106,7 @@ class DraftCurve:
         self.is_known = bool(self._by_sequences)
         self._table: FloatArray = np.zeros((0, 0))  # [K, sequences]
         self._rises: FloatArray = np.zeros((0, 0))  # [K, sequences]: from K to K + 1
+        self._rows_of_rises: list[list[float]] = []
 
     def table_ms(self, num_draft_tokens: int, num_sequences: int, num_kv_tokens: int = 0) -> float:
         """Without the factor; num_kv_tokens: tokens of all these sequences."""
@@ -113,6 +128,12 @@ class DraftCurve:
         rises = self._rises[np.arange(num_asked.shape[1]), num_asked].sum(axis=1)
         return (rises + self._ms_per_kv_token * kv_tokens_per_sequence * num_asked.sum(axis=1)) * self.correction.factor
 
+    def ms_of_ask(self, num_asked: Sequence[int], kv_tokens_per_sequence: float = 0.0) -> float:
+        """The same of one call."""
+        self._reach(len(num_asked), max(num_asked, default=0))
+        rises = sum([rise[number] for rise, number in zip(self._rows_of_rises, num_asked, strict=False)])
+        return (rises + self._ms_per_kv_token * kv_tokens_per_sequence * sum(num_asked)) * self.correction.factor
+
     def _reach(self, num_draft_tokens: int, num_sequences: int) -> None:
         """Makes the table large enough."""
         assert self.is_known, "a drafter without a cost table: see is_known"
@@ -121,7 +142,7 @@ class DraftCurve:
             rises = np.diff(self._table, axis=0, prepend=0.0)[1:]
             rises[0] = self._table[1]
             rises[:, 0] = 0.0
-            self._rises = rises
+            self._rises, self._rows_of_rises = rises, rises.tolist()
 
     def _dense(self, num_draft_tokens: int, num_sequences: int) -> FloatArray:
         """[K + 1, sequences + 1] at least up to what is asked for and what was measured."""
@@ -175,11 +196,18 @@ class _DenseTable:
 
     def at(self, num_tokens: IntArray) -> FloatArray:
         """[n] -> [n]"""
+        self._reach(int(num_tokens.max()) if len(num_tokens) else 0)
+        return self._dense[num_tokens]
+
+    def between(self, first: int, last: int) -> FloatArray:
+        """At these sizes and all between them; not to be written."""
+        self._reach(last)
+        return self._dense[first : last + 1]
+
+    def _reach(self, largest: int) -> None:
         assert self.num_points, "a table without sizes: see is_known"
-        largest = int(num_tokens.max()) if len(num_tokens) else 0
         if largest >= len(self._dense):
             self._dense = dense_ms(self._sizes, self._times, self._padded_up_to, 1 + max(2 * largest, self._sizes[-1]))
-        return self._dense[num_tokens]
 
 
 def _slope(value: float) -> float:

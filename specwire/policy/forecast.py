@@ -54,7 +54,7 @@ class SurvivalForecast:
         self._observe_ratios(confidences, num_asked)
         survival = np.zeros((len(confidences), self.num_positions))
         survival[:, : confidences.shape[1]] = confidences
-        for position in range(1, self.num_positions):
+        for position in range(max(1, int(num_asked.min())), self.num_positions):
             guess = np.minimum(survival[:, position - 1] * self._ratios[position], 1.0)
             survival[:, position] = np.where(position < num_asked, survival[:, position], guess)
         np.multiply.accumulate(survival, axis=1, out=survival)

@@ -13,7 +13,7 @@ from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES
 from specwire.policy.probes import MIN_PROBE_LOSS, Probes, num_probed_rows
 
-_REPLAN_STEPS = 8
+_REPLAN_STEPS = 12
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
 _STAY_STEPS = 16.0
 """Steps over which the bubble of leaving run-ahead is spread, before it is known for how many steps drafting goes on."""

@@ -98,13 +98,13 @@ class SimulatedLane:
                 scores[:] = 0.5
             group = self.policy.calibrator.group("simulated", is_greedy=False)
             came = scores[rows][np.arange(k) < offered[:, None]]
-            kept = self.policy.choose_kept(request, came, offered, offered, grades[rows], np.full(len(rows), group), shape, number)
-            self.qualities[rows] = blend_qualities(self.qualities[rows], kept.survival, offered, is_lone=kept.is_lone)
+            kept = self.policy.choose_kept(request, came, offered, np.full(len(rows), group), shape, number)
+            self.qualities[rows] = blend_qualities(self.qualities[rows], kept.survival, offered, is_lone=request.is_lone)
             self.graded[rows] = self.num_steps
             num_kept[rows] = kept.num_kept
             run = np.cumprod(self.rng.random((number, k)) < rates[:, None], axis=1).sum(axis=1)
             num_accepted = np.minimum(run, num_kept)
-            self.policy.observe(kept, num_accepted[rows])
+            self.policy.observe(kept, offered, grades[rows], num_accepted[rows])
         num_asked = tuple((asks > j).sum() for j in range(k))
         taken = shape._replace(num_requested=k, num_asked=num_asked, leaves_run_ahead=self.runs_ahead and k > 0)
         self.runs_ahead = k == 0

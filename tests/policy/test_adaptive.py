@@ -17,13 +17,15 @@ from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLa
 NAN = float("nan")
 
 
-def keep(
-    policy: AdaptivePolicy, request: DraftRequest, scores: list[list[float]], num_asked: list[int], groups: list[int], shape: StepShape, number: int
-) -> Kept:
-    """`choose_kept` of rows of scores, whose grades are not known."""
+def keep(policy: AdaptivePolicy, request: DraftRequest, scores: list[list[float]], groups: list[int], shape: StepShape, number: int) -> Kept:
+    """`choose_kept` of rows of scores."""
     flat, num_offered = np.array([score for row in scores for score in row]), np.array([len(row) for row in scores])
-    grades = np.full(len(scores), UNKNOWN)
-    return policy.choose_kept(request, flat, num_offered, np.array(num_asked), grades, np.array(groups), shape, number)
+    return policy.choose_kept(request, flat, num_offered, np.array(groups), shape, number)
+
+
+def observe(policy: AdaptivePolicy, kept: Kept, num_asked: list[int], num_accepted: np.ndarray) -> None:
+    """Of rows whose grades are not known."""
+    policy.observe(kept, np.array(num_asked), np.full(len(num_asked), UNKNOWN), num_accepted)
 
 
 def num_steps(num_sequences: int) -> int:
@@ -72,10 +74,10 @@ def chunked(draft_cost: tuple[DraftCost, ...], num_sequences: int, k: int | None
         asked = request.num_drafts
         num_kept = np.full(num_sequences, asked)
         if k is None and asked:
-            kept = keep(policy, request, [[0.8] * asked] * num_sequences, [asked] * num_sequences, groups, shape, num_sequences)
+            kept = keep(policy, request, [[0.8] * asked] * num_sequences, groups, shape, num_sequences)
             num_kept = kept.num_kept
             run = np.cumprod(rng.random((num_sequences, asked)) < 0.8, axis=1).sum(axis=1)
-            policy.observe(kept, np.minimum(run, num_kept))
+            observe(policy, kept, [asked] * num_sequences, np.minimum(run, num_kept))
         priced = shape._replace(num_requested=asked, leaves_run_ahead=runs_ahead and asked > 0)
         runs_ahead = asked == 0
         if step >= 100:
@@ -125,9 +127,9 @@ def bursts(num_steps: int, k: int | None) -> float:
             num_kept = asked * has_drafts
             run = np.cumprod(rng.random((number, asked)) < 0.8, axis=1).sum(axis=1)
             if k is None:
-                kept = keep(policy, request, [[0.8] * asked if has else [] for has in has_drafts], [asked] * number, groups, shape, number)
+                kept = keep(policy, request, [[0.8] * asked if has else [] for has in has_drafts], groups, shape, number)
                 num_kept = kept.num_kept
-                policy.observe(kept, np.minimum(run, num_kept))
+                observe(policy, kept, [asked] * number, np.minimum(run, num_kept))
             num_accepted = np.minimum(run, num_kept)
         priced = shape._replace(num_requested=asked, leaves_run_ahead=runs_ahead and asked > 0)
         milliseconds += float(policy.cost.step_ms(np.array([int(num_kept.sum())]), priced)[0])
@@ -195,9 +197,9 @@ def test_unknown_costs_fall_back_to_fixed_k_and_say_so(cost: StepCost, reason: s
     request = policy.choose_request(1, shape_of(2), 2, 5)
     assert request == DraftRequest(5, fallback=reason)
     group = policy.calibrator.group("m", is_greedy=False)
-    kept = keep(policy, request, [[0.0] * 5, [NAN] * 3], [5, 5], [group, group], shape_of(2), 2)
+    kept = keep(policy, request, [[0.0] * 5, [NAN] * 3], [group, group], shape_of(2), 2)
     assert kept.num_kept.tolist() == [5, 3]
-    policy.observe(kept, np.array([5, 0]))
+    observe(policy, kept, [5, 5], np.array([5, 0]))
     assert policy.counters.num_fallbacks == 1
     assert policy.calibrator.trials.sum() == 6, "it learns all the same"
 
@@ -243,7 +245,7 @@ def test_a_probe_verifies_all_drafts_of_some_rows_in_turn(num_rows: int, num_pro
     probed = set()
     for _ in range(16):
         policy.counters.num_probes += 1
-        kept = keep(policy, DraftRequest(3, is_probe=True), [[0.0] * 3] * num_rows, [3] * num_rows, [group] * num_rows, shape_of(num_rows), num_rows)
+        kept = keep(policy, DraftRequest(3, is_probe=True), [[0.0] * 3] * num_rows, [group] * num_rows, shape_of(num_rows), num_rows)
         rows = np.flatnonzero(kept.num_kept).tolist()
         assert num_probed - 1 <= len(rows) <= num_probed
         assert kept.num_kept[rows].tolist() == [3] * len(rows)
@@ -254,10 +256,11 @@ def test_a_probe_verifies_all_drafts_of_some_rows_in_turn(num_rows: int, num_pro
 def test_rows_without_drafts_and_rows_whose_outcome_is_lost() -> None:
     policy = SimulatedLane.make(BLOCK).policy
     group = policy.calibrator.group("m", is_greedy=False)
-    kept = keep(policy, DraftRequest(3), [[1.0] * 3, [], [1.0], [1.0] * 3], [3, 3, 1, 3], [group] * 4, shape_of(4), 4)
+    kept = keep(policy, DraftRequest(3), [[1.0] * 3, [], [1.0], [1.0] * 3], [group] * 4, shape_of(4), 4)
     assert kept.num_kept.tolist() == [3, 0, 1, 3]
-    assert kept.is_typical.tolist() == [True, True, False, True]
-    policy.observe(kept, np.array([3, 0, 1, -1]))
+    before = policy.forecast.means()[UNKNOWN]
+    observe(policy, kept, [3, 3, 1, 3], np.array([3, 0, 1, -1]))
+    assert policy.forecast.means()[UNKNOWN, 0] < before[0], "no draft came, though three were asked for"
     assert policy.calibrator.trials.sum() == 4, "three of the first row and one of the third"
     assert (policy.counters.num_offered, policy.counters.num_kept) == (7, 7)
 
@@ -267,7 +270,7 @@ def test_late_drafters_make_drafts_worth_less() -> None:
     group = policy.calibrator.group("m", is_greedy=False)
     before = policy.forecast.acceptance()
     for _ in range(20):
-        policy.observe(keep(policy, DraftRequest(2), [[]] * 8, [2] * 8, [group] * 8, shape_of(8), 8), np.zeros(8, dtype=np.int64))
+        observe(policy, keep(policy, DraftRequest(2), [[]] * 8, [group] * 8, shape_of(8), 8), [2] * 8, np.zeros(8, dtype=np.int64))
     assert policy.forecast.acceptance()[0] < 0.1 * before[0]
 
 
@@ -308,12 +311,12 @@ def test_whatever_comes_choices_are_ones_that_can_be_carried_out(steps: list[tup
         asked = rng.integers(1, request.num_drafts + 1, number)
         offered = [int(rng.integers(0, most + 1)) for most in asked]
         scores = [rng.choice([0.0, 1.0, 0.5, 0.999, NAN, rng.random()], size).tolist() for size in offered]
-        kept = keep(policy, request, scores, asked.tolist(), rng.choice(kinds, number).tolist(), shape, number)
+        kept = keep(policy, request, scores, rng.choice(kinds, number).tolist(), shape, number)
         assert (kept.num_kept >= 0).all()
         assert (kept.num_kept <= offered).all()
         assert kept.expected_tokens >= number
         assert kept.cost_ms > 0
-        policy.observe(kept, np.array([rng.integers(-1, most + 1) for most in kept.num_kept]))
+        observe(policy, kept, asked.tolist(), np.array([rng.integers(-1, most + 1) for most in kept.num_kept]))
     assert np.isfinite(policy.forecast.acceptance()).all()
     assert sum(policy.counters.requested) == len(steps)
     for each in policy.calibrator.statistics():
