@@ -71,7 +71,7 @@ def test_noise_is_equal_to_rounding():
 
 
 @BACKENDS
-@pytest.mark.parametrize("vocab_size", [7, 5003])
+@pytest.mark.parametrize("vocab_size", [7, 2059])
 def test_is_the_argmax_of_logits_plus_noise(sample, vocab_size):
     temperatures, keys, indices, choices = rows([0.0, 1.0, 0.3, 0.0, 2.5])
     logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(DEVICE) * 3
