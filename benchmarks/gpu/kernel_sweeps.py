@@ -1,4 +1,4 @@
-"""Sizes of single kernels, measured alone: products of a few rows beside cuBLAS, and the kernels between the products."""
+"""Cuts of the products of a few rows, measured alone beside cuBLAS."""
 
 import dataclasses
 import itertools
@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.timing import graph_us, num_sets, relative_error
-from specwire.engine.kernels.layer_ops import add_rms_norm, silu_mul
-from specwire.engine.kernels.options import LayerTuning, Product, ProductTuning, Start, padded_rows
+from specwire.engine.kernels.layer_ops import add_rms_norm
+from specwire.engine.kernels.options import Product, ProductTuning, padded_rows
 from specwire.engine.kernels.skinny_linear import ProductScratch, skinny_linear
 from specwire.engine.models.config import ModelConfig
 
-_PLAIN, _EARLY = Start(), Start(has_instructions=True, is_early=True)
 _CUTS = ((64, 128, 4, 4), (64, 64, 6, 4), (64, 256, 3, 4), (128, 64, 5, 4), (32, 128, 5, 4))
 """Features, depth, stages, warps."""
 _NUM_PROGRAMS = (264, 528)
@@ -51,16 +50,16 @@ def _sweep(num_rows: int, out_features: int, in_features: int, bandwidth: float)
     before = partial(add_rms_norm, None, residual, norm, 1e-5)
 
     def cublas(weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(before(start=_PLAIN), weight)
+        return F.linear(before(), weight)
 
-    expected = F.linear(before(start=_PLAIN).float(), weights[0].float())
+    expected = F.linear(before().float(), weights[0].float())
     cublas_us = graph_us([partial(cublas, weight) for weight in weights], _REP_MS)
     before_us = graph_us([before] * 32, _REP_MS)
     for tuning in product_tunings(out_features):
         scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], weights[0].device)
 
         def ours(weight: torch.Tensor, tuning: ProductTuning = tuning, scratch: ProductScratch = scratch) -> torch.Tensor:
-            return skinny_linear(before(start=_EARLY), weight, None, tuning, scratch, start=_EARLY)
+            return skinny_linear(before(early=True), weight, None, tuning, scratch, early=True)
 
         error = relative_error(ours(weights[0]), expected)
         assert error < _TOLERANCE, (num_rows, out_features, in_features, tuning, error)
@@ -78,25 +77,6 @@ def product_tunings(out_features: int) -> list[ProductTuning]:
         splits = min(max(round(num_programs * features / out_features), 1), _MAX_SPLITS)
         found[ProductTuning(features, depth, splits, stages, warps)] = None
     return list(found)
-
-
-def sweep_layer_tunings(config: ModelConfig, numbers_of_tokens: Sequence[int], bandwidth: float) -> Iterator[dict[str, Any]]:
-    """A row for each operator, number of tokens and size."""
-    hidden, width = config.hidden_size, config.intermediate_size
-    for num_tokens in numbers_of_tokens:
-        norm = _normal(hidden)
-        sets = [(_normal(num_tokens, hidden), _normal(num_tokens, hidden), norm, 1e-5) for _ in range(num_sets(8 * num_tokens * hidden))]
-        for numbers in (256, 512, 1024, 2048):
-            tuning = LayerTuning(norm_numbers_per_warp=numbers)
-            us = graph_us([partial(add_rms_norm, *each, tuning=tuning) for each in sets], _REP_MS)
-            floor_us = 8 * num_tokens * hidden / bandwidth * 1e6
-            yield {"case": f"add_rms_norm, {num_tokens} tokens", "size": f"{numbers} numbers a warp", "us": us, "floor_us": floor_us}
-        gates = [_normal(num_tokens, 2 * width) for _ in range(num_sets(6 * num_tokens * width))]
-        for block, warps in ((512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)):
-            tuning = LayerTuning(silu_block=block, silu_warps=warps)
-            us = graph_us([partial(silu_mul, each, tuning=tuning) for each in gates], _REP_MS)
-            floor_us = 6 * num_tokens * width / bandwidth * 1e6
-            yield {"case": f"silu_mul, {num_tokens} tokens", "size": f"{block} columns, {warps} warps", "us": us, "floor_us": floor_us}
 
 
 def _normal(*shape: int) -> torch.Tensor:

@@ -1,37 +1,35 @@
 """Variants of the engine's kernels against each other, inside captured decode steps: a decision by one call.
 
 - `check`: graphs with every switch on against the same kernels one by one, and against the torch twins in float32.
-- `layer-ops`, `products`: sizes of single kernels. What of the products beats cuBLAS becomes the variant `tuned-products`.
-- `decode` (llama-8b's shape), `smollm` (smollm2-135m's): the variants, with what is expected of each (`benchmarks.gpu.kernel_variants`). Others
-  are a name and the options of the backend as JSON: `--variants 'mine:{"early": "chain"}'`. All variants share the weights and the KV cache;
+- `products`: cuts of the products of a few rows. What beats cuBLAS belongs into `specwire.engine.kernels.tuned_products`, if it helps a step, too.
+- `decode` (llama-8b's shape), `smollm` (smollm2-135m's): `base`, which is what the engine takes, without early starts and without products of our
+  own. Others are a name and what differs from base as JSON: `--variants 'mine:{"products": []}'`. All variants share the weights and the KV cache;
   runs of decode steps take turns, in an order that turns round each time. `base` stands at the end once more, as `base again`: how far that is
   from the first one is what a difference must exceed.
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import engine_check
 from benchmarks.gpu.engine_models import LLAMA_8B, SMALL, SMOLLM2_135M, TINY
-from benchmarks.gpu.kernel_sweeps import sweep_layer_tunings, sweep_products
-from benchmarks.gpu.kernel_variants import BASE, EXPECTED, options_of, products_of
+from benchmarks.gpu.kernel_sweeps import sweep_products
+from benchmarks.gpu.kernel_variants import BASE, CHANGES, options_of
 from benchmarks.gpu.sizes import BLOCK_SIZE, Sizes, add_sizes, chosen_sizes
-from benchmarks.gpu.slices import RESULTS, Slices, make_parser
+from benchmarks.gpu.slices import Slices, make_parser
 from benchmarks.gpu.timing import copy_bandwidth
 from specwire.engine.graphs.backends import Backend, TorchBackend, TritonBackend
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.graphs.upload import RoundRow
-from specwire.engine.kernels.options import KernelOptions, LayerTuning, Product, ProductTuning
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
@@ -39,7 +37,7 @@ from specwire.engine.models.loader import dummy_model
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.sampling_params import SamplingParams
 
-SLICES = {"check": 90, "layer-ops": 10, "products": 80, "decode": 280, "smollm": 110}
+SLICES = {"check": 90, "products": 80, "decode": 100, "smollm": 50}
 AGAIN = "base again"
 _STEPS_PER_RUN = 48
 
@@ -66,17 +64,7 @@ def check(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     shapes = {(2 * SMALL.intermediate_size, SMALL.hidden_size), (SMALL.hidden_size, SMALL.intermediate_size), (SMALL.hidden_size, SMALL.hidden_size)}
     shapes.add(((SMALL.num_heads + 2 * SMALL.num_kv_heads) * SMALL.head_dim, SMALL.hidden_size))
     tuning = ProductTuning(features=64, depth=64, splits=2, num_stages=3, prefetch_depth=256)
-    everything = KernelOptions(
-        early="all",
-        early_from=0,
-        prefetched_positions=64,
-        stripe_bytes=2**20,
-        stripe_tokens=256,
-        fuses_rows=True,
-        own_head=True,
-        products=tuple(Product(rows, *shape, tuning) for rows in (16, 32, 64) for shape in shapes),
-        layer=LayerTuning(norm_numbers_per_warp=1024, silu_block=2048),
-    )
+    everything = KernelOptions(starts_early=True, products=tuple(Product(rows, *shape, tuning) for rows in (16, 32, 64) for shape in shapes))
     many = engine_check.QUICK if options.tiny else engine_check.FULL
     few = engine_check.CheckSizes(many.model, RoundLimits(3, 2, 512, 512), (0,), 6 if options.tiny else 60)
     for name, sizes in (("many sequences", many), ("up to three sequences", few)):
@@ -84,9 +72,9 @@ def check(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"case": name, **row}
 
 
-def decode(options: argparse.Namespace, config: ModelConfig, tuned: Sequence[Product]) -> Iterator[dict[str, Any]]:
+def decode(options: argparse.Namespace, config: ModelConfig) -> Iterator[dict[str, Any]]:
     """A row for each variant and number of sequences."""
-    variants = dict(options_of(text, tuned) for text in (BASE, *(options.variants or EXPECTED)))
+    variants = variants_of(options)
     sizes, device = chosen_sizes(options), options.device
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
     model = dummy_model(TINY if options.tiny else config, dtype, device)
@@ -99,8 +87,14 @@ def decode(options: argparse.Namespace, config: ModelConfig, tuned: Sequence[Pro
         started = time.perf_counter()
         runners[name] = RoundRunner(model, cache, limits, backend=make_backend(model, chosen))
         runners[name].capture()
-        print(f"{name}: captured in {time.perf_counter() - started:.1f} s; {EXPECTED[name][1] if name in EXPECTED else chosen}", flush=True)
+        print(f"{name}: captured in {time.perf_counter() - started:.1f} s; {chosen}", flush=True)
     yield from compare(runners, Steps(model, sizes), sizes.concurrency, num_runs=2 if options.tiny else 7)
+
+
+def variants_of(options: argparse.Namespace) -> dict[str, KernelOptions]:
+    """Base and those asked for."""
+    base = KernelOptions.for_device(torch.device(options.device))
+    return dict(options_of(text, base) for text in (BASE, *(options.variants or CHANGES)))
 
 
 def compare(runners: Mapping[str, RoundRunner], steps: "Steps", concurrency: Sequence[int], *, num_runs: int) -> Iterator[dict[str, Any]]:
@@ -155,26 +149,14 @@ class Steps:
         return [RoundRow(slot, position, (0,), 0, self._tables[slot], self._sampling, from_device=True) for slot in range(count)]
 
 
-def tuned_products(options: argparse.Namespace) -> tuple[Product, ...]:
-    """What the last sweep found, of this call or before."""
-    for folder in filter(None, (options.out, RESULTS)):
-        path = Path(folder) / "variants-products.json"
-        if path.is_file():
-            rows = json.loads(path.read_text())["rows"]
-            return products_of([row["product"] for row in rows if "product" in row])
-    return ()
-
-
 def rows_of(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measures a slice."""
     if name == "check":
         return check(options)
     if name in ("decode", "smollm"):
-        return decode(options, LLAMA_8B if name == "decode" else SMOLLM2_135M, tuned_products(options))
+        return decode(options, LLAMA_8B if name == "decode" else SMOLLM2_135M)
     if options.device == "cpu":
         raise SystemExit(f"{name} times kernels of a GPU; leave it out on a CPU")
-    if name == "layer-ops":
-        return sweep_layer_tunings(LLAMA_8B, (1, 32, 128, 256), copy_bandwidth())
     return sweep_products(LLAMA_8B, options.product_rows, copy_bandwidth())
 
 
@@ -182,11 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures the slices asked for."""
     parser = make_parser(__doc__ or "", SLICES)
     add_sizes(parser)
-    parser.add_argument("--variants", nargs="+", default=[], help="beside base, all if none is named: " + ", ".join(EXPECTED))
+    parser.add_argument("--variants", nargs="+", default=[], help="beside base, all if none is named: " + ", ".join(CHANGES))
     parser.add_argument("--product-rows", nargs="+", type=int, default=[8, 32], help="rows of the products that are swept, 2 to 64")
     slices, options = Slices.parse("variants", parser, arguments)
-    for text in options.variants:
-        options_of(text)
+    variants_of(options)  # a mistake in them ends the program here
     for name in slices.pending():
         with slices.open(name) as part:
             for row in rows_of(name, options):

@@ -1,12 +1,15 @@
-"""The sweeps of kernel sizes and the variants that come of them, in Triton's interpreter with made-up times."""
+"""The sweep of products, in Triton's interpreter with made-up times, and the variants that are compared."""
+
+import dataclasses
+import json
 
 import pytest
 import torch
 
 from benchmarks.gpu import kernel_sweeps
 from benchmarks.gpu.engine_models import LLAMA_8B, TINY
-from benchmarks.gpu.kernel_variants import EXPECTED, TUNED, options_of, products_of
-from specwire.engine.kernels.options import KernelOptions, LayerTuning
+from benchmarks.gpu.kernel_variants import options_of, products_of
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning
 from tests.engine.kernels.conftest import Called, early_start  # noqa: F401 (a fixture)
 
 
@@ -30,7 +33,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
-def test_products_that_beat_the_library_become_a_variant(timed: list[float], early_start: Called) -> None:  # noqa: F811
+def test_products_that_beat_the_library_are_found(timed: list[float], early_start: Called) -> None:  # noqa: F811
     rows = list(kernel_sweeps.sweep_products(TINY, [3], 1e12))
     assert [row["case"] for row in rows] == [f"{name}, 3 rows" for name in ("qkv", "o", "gate_up", "down") for _ in range(2)]
     assert [row["is_best"] for row in rows] == [False, True] * 4
@@ -38,17 +41,7 @@ def test_products_that_beat_the_library_become_a_variant(timed: list[float], ear
     assert [(product.rows, product.out_features, product.in_features) for product in tuned] == [
         (16, 128, 64), (16, 64, 64), (16, 256, 64), (16, 64, 128),
     ]  # fmt: skip
-    name, options = options_of(TUNED, tuned)
-    assert (name, options.products) == (TUNED, tuned)
-    assert options.layer_start(3).is_early
     assert early_start.prefetched
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
-def test_sizes_of_the_kernels_between(timed: list[float]) -> None:
-    rows = list(kernel_sweeps.sweep_layer_tunings(TINY, [2], 1e12))
-    assert len(rows) == len(timed) == 9
-    assert {row["case"] for row in rows} == {"add_rms_norm, 2 tokens", "silu_mul, 2 tokens"}
 
 
 def test_cuts_fit_the_weights() -> None:
@@ -63,12 +56,13 @@ def test_cuts_fit_the_weights() -> None:
 
 
 def test_options_of_variants() -> None:
-    assert options_of("base") == ("base", KernelOptions())
-    assert all(options_of(name)[0] == name for name in EXPECTED)
-    given = 'mine:{"early": "all", "layer": {"silu_block": 2048}, "attention": {"few_min_split": 64}}'
-    name, options = options_of(given)
-    assert (name, options.early, options.layer) == ("mine", "all", LayerTuning(silu_block=2048))
-    assert options.attention is not None
-    assert options.attention.few_min_split == 64
-    with pytest.raises(SystemExit, match="are no JSON"):
-        options_of("mine:{")
+    product = Product(16, 64, 64, ProductTuning())
+    base = KernelOptions(starts_early=True, products=(product,))
+    assert options_of("base", base) == ("base", base)
+    assert options_of("no-early-start", base) == ("no-early-start", KernelOptions(products=(product,)))
+    assert options_of("no-own-products", base) == ("no-own-products", KernelOptions(starts_early=True))
+    given = json.dumps({"products": [dataclasses.asdict(product)]})
+    assert options_of(f"mine:{given}", KernelOptions(starts_early=True)) == ("mine", base)
+    for wrong in ("mine:{", "mine:3"):
+        with pytest.raises(SystemExit, match="are no JSON object"):
+            options_of(wrong, base)

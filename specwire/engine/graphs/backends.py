@@ -1,18 +1,14 @@
 """Which kernels a round runs on: Triton's on CUDA, their torch twins elsewhere. The only place that chooses."""
 
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from specwire.engine.kernels.linear import Linear, LogitsHead
+from specwire.engine.kernels.linear import Linear
 from specwire.engine.kernels.options import KernelOptions, padded_rows
 from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
-from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
-from specwire.engine.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from specwire.engine.kernels.work_list import DeviceAttentionPlan
@@ -53,9 +49,7 @@ class Attention(Protocol):
 class LayerOps(Protocol):
     """What stands between a layer's products, see `layer_ops_torch`."""
 
-    def add_rms_norm(
-        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, following: torch.Tensor | None = None
-    ) -> torch.Tensor: ...
+    def add_rms_norm(self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
     def rotary_kv_write(
         self,
@@ -68,10 +62,9 @@ class LayerOps(Protocol):
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
-        following: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def silu_mul(self, gate_up: torch.Tensor, following: torch.Tensor | None = None) -> torch.Tensor: ...
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
 
 class Backend(Protocol):
@@ -85,25 +78,14 @@ class Backend(Protocol):
     def rows(self) -> ModuleType: ...
     @property
     def drafts(self) -> ModuleType: ...
-    @property
-    def fused_row(self) -> "FusedRow | None":
-        """Runs the layers of a pass of one token in place of `run_layers`; None: there is no such thing."""
-        ...
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """`linear(x)`."""
         ...
 
-    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """`head.write(hidden, logits)`."""
-        ...
-
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other."""
         ...
-
-
-FusedRow = Callable[[Decoder, KVCache, Backend, PassInputs, Attention], torch.Tensor]
 
 
 def choose_backend(config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
@@ -113,8 +95,6 @@ def choose_backend(config: ModelConfig, device: torch.device, dtype: torch.dtype
 
 class TorchBackend:
     """The twins; they wait for the device, so no graph can hold them."""
-
-    fused_row = None
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
         from specwire.engine.graphs import draft_ops_torch, round_ops_torch, row_ops_torch
@@ -126,10 +106,6 @@ class TorchBackend:
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """See `Backend.linear`."""
         return linear(x)
-
-    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """See `Backend.head`."""
-        head.write(hidden, logits)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""
@@ -170,7 +146,6 @@ class TritonBackend:
 
     def __init__(self, config: ModelConfig, device: torch.device, options: KernelOptions | None = None) -> None:
         from specwire.engine.graphs import draft_ops, round_ops, row_ops
-        from specwire.engine.graphs.fused_row import run_fused_row
         from specwire.engine.kernels.layer_ops import TritonLayerOps
         from specwire.engine.kernels.skinny_linear import ProductScratch
         from specwire.engine.kernels.work_list import PREFILL_TUNING, AttentionScratch, AttentionTuning
@@ -178,40 +153,28 @@ class TritonBackend:
         self.rounds, self.rows, self.drafts = round_ops, row_ops, draft_ops
         options = self._options = options or KernelOptions.for_device(device)
         self.layers = TritonLayerOps(options)
-        self.fused_row: FusedRow | None = partial(run_fused_row, options=options) if options.fuses_rows else None
         self._config = config
         self._short, self._long = (
-            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning)
-            for tuning in (options.attention or AttentionTuning(), PREFILL_TUNING)
+            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (AttentionTuning(), PREFILL_TUNING)
         )
         self._products = {(p.rows, p.out_features, p.in_features): p.tuning for p in options.products}
         self._product_scratch = ProductScratch(options.products, device)
 
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """See `Backend.linear`; a single row, and few rows of the weights among the options, take a kernel of our own."""
-        weight, options = linear.plain_weight, self._options
+        weight, early = linear.plain_weight, self._options.is_early(len(x))
         if weight is None:
             return linear(x)
         if len(x) == 1:
             from specwire.engine.kernels.row_linear import row_linear
 
-            return row_linear(x, weight, linear.bias, start=options.row_start(weight.numel()))
+            return row_linear(x, weight, linear.bias, early=early)
         tuning = self._products.get((padded_rows(len(x)), *weight.shape))
         if tuning is None:
             return linear(x)
         from specwire.engine.kernels.skinny_linear import skinny_linear
 
-        return skinny_linear(x, weight, linear.bias, tuning, self._product_scratch, start=options.product_start)
-
-    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """See `Backend.head`."""
-        weight = head.plain_weight
-        if weight is None or len(hidden) > 1 or not self._options.own_head:
-            head.write(hidden, logits)
-            return
-        from specwire.engine.kernels.row_linear import row_linear
-
-        row_linear(hidden, weight, start=self._options.row_start(weight.numel()), output=logits)
+        return skinny_linear(x, weight, linear.bias, tuning, self._product_scratch, early=early)
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
         """See `Backend.attention`."""
@@ -233,8 +196,5 @@ class _TritonAttention:
 
     def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self._attend(
-            query, layer_kv, inputs.block_tables, self._scale, self._plan, output,
-            start=self._options.layer_start(len(query)), prefetched_positions=self._options.prefetched_positions,
-        )  # fmt: skip
+        self._attend(query, layer_kv, inputs.block_tables, self._scale, self._plan, output, early=self._options.is_early(len(query)))
         return output

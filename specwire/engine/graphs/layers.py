@@ -14,24 +14,21 @@ def run_layers(model: Decoder, kv_cache: KVCache, backend: Backend, inputs: Pass
     ops, linear, weights, config = backend.layers, backend.linear, model.weights, model.config
     num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
     num_tokens = len(inputs.token_ids)
-    if num_tokens == 1 and backend.fused_row is not None:
-        return backend.fused_row(model, kv_cache, backend, inputs, attention)
     residual = F.embedding(inputs.token_ids, weights.embedding)
     taps = kv_cache.taps()
     x = None
     for index, (layer, layer_kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
-        hidden = ops.add_rms_norm(x, residual, layer.input_norm, eps, layer.qkv.plain_weight)
+        hidden = ops.add_rms_norm(x, residual, layer.input_norm, eps)
         taps.take(index, residual)  # x is in it only now
         qkv = linear(layer.qkv, hidden).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
         query = ops.rotary_kv_write(
-            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps,
-            layer.o.plain_weight,
-        )  # fmt: skip
+            qkv, weights.cos, weights.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm, eps
+        )
         attended = attention(query, layer_kv, inputs)
         x = linear(layer.o, attended.view(num_tokens, num_heads * head_dim))
-        hidden = ops.add_rms_norm(x, residual, layer.post_norm, eps, layer.gate_up.plain_weight)
-        x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden), layer.down.plain_weight))
-    hidden = ops.add_rms_norm(x, residual, weights.final_norm, eps, weights.head.plain_weight)
+        hidden = ops.add_rms_norm(x, residual, layer.post_norm, eps)
+        x = linear(layer.down, ops.silu_mul(linear(layer.gate_up, hidden)))
+    hidden = ops.add_rms_norm(x, residual, weights.final_norm, eps)
     taps.take(config.num_layers, residual)
     taps.take(FINAL_LAYER, hidden)
     kv_cache.write_features(taps, inputs.slot_mapping)

@@ -1,7 +1,7 @@
 """The small operators between a layer's matrix products, in Triton; their torch twins are in `layer_ops_torch`.
 
-All read and write the model's dtype, compute in float32 and round once. What they have beyond the twins' arguments: `start`, how the kernel is
-launched; `tuning`, its sizes; `stripe`, what programs before its own prefetch of the weight behind it.
+All read and write the model's dtype, compute in float32 and round once. `early`, which the twins do not have: the kernel starts before the one
+before it has ended (see `early`).
 """
 
 import torch
@@ -9,29 +9,20 @@ import triton
 import triton.language as tl
 
 from specwire.engine.kernels.early import announce, wait
-from specwire.engine.kernels.options import KernelOptions, LayerTuning, Start
-from specwire.engine.kernels.weight_prefetch import Stripe, prefetch_stripe
+from specwire.engine.kernels.options import KernelOptions
 
-_PLAIN, _TUNING, _NO_STRIPE = Start(), LayerTuning(), Stripe()
+_NORM_NUMBERS_PER_WARP = 512
+_SILU_BLOCK = 1024
 
 
-def add_rms_norm(
-    x: torch.Tensor | None,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    start: Start = _PLAIN,
-    tuning: LayerTuning = _TUNING,
-    stripe: Stripe = _NO_STRIPE,
-) -> torch.Tensor:
+def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, early: bool = False) -> torch.Tensor:
     """See `layer_ops_torch.add_rms_norm`."""
     num_tokens, hidden_size = residual.shape
     assert residual.is_contiguous(), residual.stride()
     assert x is None or (x.is_contiguous() and x.shape == residual.shape), (x.shape, residual.shape)
     output = torch.empty_like(residual)
     block = triton.next_power_of_2(hidden_size)
-    add_rms_norm_kernel[(stripe.num_lines(1) + num_tokens,)](
+    add_rms_norm_kernel[(num_tokens,)](
         residual if x is None else x,
         residual,
         weight,
@@ -40,10 +31,9 @@ def add_rms_norm(
         eps,
         ADD=x is not None,
         BLOCK=block,
-        EARLY=start.has_instructions,
-        **stripe.arguments(1),
-        num_warps=min(max(block // tuning.norm_numbers_per_warp, 1), 8),
-        launch_pdl=start.is_early,
+        EARLY=early,
+        num_warps=min(max(block // _NORM_NUMBERS_PER_WARP, 1), 8),
+        launch_pdl=early,
     )
     return output
 
@@ -59,8 +49,7 @@ def rotary_kv_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
     *,
-    start: Start = _PLAIN,
-    stripe: Stripe = _NO_STRIPE,
+    early: bool = False,
 ) -> torch.Tensor:
     """See `layer_ops_torch.rotary_kv_write`."""
     num_tokens, num_all_heads, head_dim = qkv.shape
@@ -70,8 +59,7 @@ def rotary_kv_write(
     assert layer_kv.is_contiguous(), layer_kv.stride()
     assert (q_norm is None) == (k_norm is None), "queries and keys are normalised both or not at all"
     heads_per_program = 8
-    num_groups = triton.cdiv(num_all_heads, heads_per_program)
-    rotary_kv_write_kernel[(num_groups, stripe.num_lines(num_groups) + num_tokens)](
+    rotary_kv_write_kernel[(triton.cdiv(num_all_heads, heads_per_program), num_tokens)](
         qkv,
         cos,
         signed_sin,
@@ -86,30 +74,20 @@ def rotary_kv_write(
         HEAD_DIM=head_dim,
         NORM=q_norm is not None,
         PROGRAM_HEADS=heads_per_program,
-        EARLY=start.has_instructions,
-        **stripe.arguments(num_groups),
+        EARLY=early,
         num_warps=2,
-        launch_pdl=start.is_early,
+        launch_pdl=early,
     )
     return qkv[:, :num_heads]
 
 
-def silu_mul(gate_up: torch.Tensor, *, start: Start = _PLAIN, tuning: LayerTuning = _TUNING, stripe: Stripe = _NO_STRIPE) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, *, early: bool = False) -> torch.Tensor:
     """See `layer_ops_torch.silu_mul`."""
     num_tokens, width = gate_up.shape
     assert gate_up.is_contiguous(), gate_up.stride()
     output = gate_up.new_empty(num_tokens, width // 2)
-    block = tuning.silu_block
-    num_blocks = triton.cdiv(width // 2, block)
-    silu_mul_kernel[(num_blocks, stripe.num_lines(num_blocks) + num_tokens)](
-        gate_up,
-        output,
-        width // 2,
-        BLOCK=block,
-        EARLY=start.has_instructions,
-        **stripe.arguments(num_blocks),
-        num_warps=tuning.silu_warps,
-        launch_pdl=start.is_early,
+    silu_mul_kernel[(triton.cdiv(width // 2, _SILU_BLOCK), num_tokens)](
+        gate_up, output, width // 2, BLOCK=_SILU_BLOCK, EARLY=early, num_warps=4, launch_pdl=early
     )
     return output
 
@@ -120,13 +98,9 @@ class TritonLayerOps:
     def __init__(self, options: KernelOptions) -> None:
         self._options = options
 
-    def add_rms_norm(
-        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, following: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def add_rms_norm(self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `layer_ops_torch.add_rms_norm`."""
-        num_tokens = len(residual)
-        start, stripe = self._options.layer_start(num_tokens), self._stripe(following, num_tokens)
-        return add_rms_norm(x, residual, weight, eps, start=start, tuning=self._options.layer, stripe=stripe)
+        return add_rms_norm(x, residual, weight, eps, early=self._options.is_early(len(residual)))
 
     def rotary_kv_write(
         self,
@@ -139,23 +113,17 @@ class TritonLayerOps:
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
-        following: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `layer_ops_torch.rotary_kv_write`."""
-        start, stripe = self._options.layer_start(len(qkv)), self._stripe(following, len(qkv))
-        return rotary_kv_write(qkv, cos, signed_sin, positions, slot_mapping, layer_kv, q_norm, k_norm, eps, start=start, stripe=stripe)
+        early = self._options.is_early(len(qkv))
+        return rotary_kv_write(qkv, cos, signed_sin, positions, slot_mapping, layer_kv, q_norm, k_norm, eps, early=early)
 
-    def silu_mul(self, gate_up: torch.Tensor, following: torch.Tensor | None = None) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `layer_ops_torch.silu_mul`."""
-        num_tokens = len(gate_up)
-        start, stripe = self._options.layer_start(num_tokens), self._stripe(following, num_tokens)
-        return silu_mul(gate_up, start=start, tuning=self._options.layer, stripe=stripe)
-
-    def _stripe(self, following: torch.Tensor | None, num_tokens: int) -> Stripe:
-        return Stripe.of(following, self._options.stripe_bytes) if num_tokens <= self._options.stripe_tokens else _NO_STRIPE
+        return silu_mul(gate_up, early=self._options.is_early(len(gate_up)))
 
 
-@triton.jit(do_not_specialize=["following_rows", "stripe_bytes"])
+@triton.jit
 def add_rms_norm_kernel(
     x,
     residual,
@@ -163,26 +131,15 @@ def add_rms_norm_kernel(
     output,
     hidden_size,
     eps,
-    following,
-    following_rows,
-    stripe_bytes,
-    FOLLOWING_IN: tl.constexpr,
-    STRIPE_ROWS: tl.constexpr,
-    STRIPE_LINES: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Grid (lines of the stripe, then tokens)."""
+    """Grid (tokens)."""
     announce(EARLY)
-    if STRIPE_LINES > 0:  # noqa: SIM102 (decided when the kernel is compiled)
-        if tl.program_id(0) < STRIPE_LINES:
-            prefetch_stripe(tl.program_id(0), following, following_rows, stripe_bytes, FOLLOWING_IN, STRIPE_ROWS)
-            wait(EARLY)
-            return
     column = tl.arange(0, BLOCK)
     real = column < hidden_size
-    offset = (tl.program_id(0) - STRIPE_LINES).to(tl.int64) * hidden_size + column
+    offset = tl.program_id(0).to(tl.int64) * hidden_size + column
     factor = tl.load(weight + column, real, 0.0).to(tl.float32)
     wait(EARLY)
     value = tl.load(residual + offset, real, 0.0)
@@ -194,7 +151,7 @@ def add_rms_norm_kernel(
     tl.store(output + offset, value * scale * factor, real)
 
 
-@triton.jit(do_not_specialize=["following_rows", "stripe_bytes"])
+@triton.jit
 def rotary_kv_write_kernel(
     qkv,
     cos,
@@ -205,12 +162,6 @@ def rotary_kv_write_kernel(
     q_norm,
     k_norm,
     eps,
-    following,
-    following_rows,
-    stripe_bytes,
-    FOLLOWING_IN: tl.constexpr,
-    STRIPE_ROWS: tl.constexpr,
-    STRIPE_LINES: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -218,16 +169,10 @@ def rotary_kv_write_kernel(
     PROGRAM_HEADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Grid (groups of heads, lines of the stripe, then tokens). A thread has both halves of a head: the rotation needs no exchange."""
+    """Grid (groups of heads, tokens). A thread has both halves of a head: the rotation needs no exchange."""
     announce(EARLY)
     HALF: tl.constexpr = HEAD_DIM // 2
-    if STRIPE_LINES > 0:  # noqa: SIM102 (decided when the kernel is compiled)
-        if tl.program_id(1) < STRIPE_LINES:
-            program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-            prefetch_stripe(program, following, following_rows, stripe_bytes, FOLLOWING_IN, STRIPE_ROWS)
-            wait(EARLY)
-            return
-    token = (tl.program_id(1) - STRIPE_LINES).to(tl.int64)
+    token = tl.program_id(1).to(tl.int64)
     position = tl.load(positions + token)
     slot = tl.load(slot_mapping + token).to(tl.int64)
     head = tl.program_id(0) * PROGRAM_HEADS + tl.arange(0, PROGRAM_HEADS)
@@ -262,31 +207,19 @@ def rotary_kv_write_kernel(
     tl.store(target + HALF, new_high, is_kv)
 
 
-@triton.jit(do_not_specialize=["following_rows", "stripe_bytes"])
+@triton.jit
 def silu_mul_kernel(
     gate_up,
     output,
     width,
-    following,
-    following_rows,
-    stripe_bytes,
-    FOLLOWING_IN: tl.constexpr,
-    STRIPE_ROWS: tl.constexpr,
-    STRIPE_LINES: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Grid (blocks of columns, lines of the stripe, then tokens)."""
+    """Grid (blocks of columns, tokens)."""
     announce(EARLY)
-    if STRIPE_LINES > 0:  # noqa: SIM102 (decided when the kernel is compiled)
-        if tl.program_id(1) < STRIPE_LINES:
-            program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-            prefetch_stripe(program, following, following_rows, stripe_bytes, FOLLOWING_IN, STRIPE_ROWS)
-            wait(EARLY)
-            return
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = column < width
-    token = (tl.program_id(1) - STRIPE_LINES).to(tl.int64)
+    token = tl.program_id(1).to(tl.int64)
     wait(EARLY)
     gate = tl.load(gate_up + token * 2 * width + column, real, 0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * width + width + column, real, 0.0).to(tl.float32)

@@ -1,7 +1,4 @@
-"""The torch twins of the kernels in `layer_ops`, for any device.
-
-`following` is the weight of the product behind, which kernels may begin to bring near; here it is only taken.
-"""
+"""The torch twins of the kernels in `layer_ops`, for any device."""
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +6,7 @@ import torch.nn.functional as F
 from specwire.engine.kv_cache import KVCache
 
 
-def add_rms_norm(
-    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, following: torch.Tensor | None = None
-) -> torch.Tensor:
+def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Adds x to the residual, in place, and returns the sum's RMS norm times the weight.
 
     Args:
@@ -35,7 +30,6 @@ def rotary_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
-    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotates queries and keys (each head's halves against each other) and stores keys and values in the cache.
 
@@ -64,7 +58,7 @@ def rotary_kv_write(
     return qkv[:, :num_heads]
 
 
-def silu_mul(gate_up: torch.Tensor, following: torch.Tensor | None = None) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [T, 2 * width] -> silu(gate) * up [T, width]; gates first."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)

@@ -8,13 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from specwire.engine.kernels.early import PREFETCH_ALIGNMENT, announce, prefetch, wait
-from specwire.engine.kernels.options import Start
+from specwire.engine.kernels.early import announce, wait
 from specwire.engine.kernels.work_list import RECORD, SMALL_ROWS, DeviceAttentionPlan
 
 _LOG2_E = 1.4426950408889634
 _MERGE_STAGES = 4
-_PLAIN = Start()
 
 
 def paged_attention(
@@ -25,8 +23,7 @@ def paged_attention(
     plan: DeviceAttentionPlan,
     output: torch.Tensor,
     *,
-    start: Start = _PLAIN,
-    prefetched_positions: int = 0,
+    early: bool = False,
 ) -> None:
     """Attention as `ragged_attention` defines it; the plan holds the lengths.
 
@@ -37,9 +34,7 @@ def paged_attention(
         scale: factor on the scores, positive.
         plan: updated with the lengths of this step.
         output: [T, num_heads, head_dim], contiguous; rows of no request stay as they are.
-        start: how the kernel is launched. If early, block_tables and the plan were made before the last barrier (see `early`).
-        prefetched_positions: a power of two, or 0; keys and values of so many positions of each item are brought to the second-level cache
-            before the kernel before has ended.
+        early: the kernel starts before the one before it has ended; block_tables and the plan were made before the last barrier (see `early`).
     """
     num_heads, head_dim = query.shape[1:]
     block_size, num_kv_heads = kv_cache.shape[1], kv_cache.shape[3]
@@ -49,9 +44,6 @@ def paged_attention(
     assert output.is_contiguous(), output.stride()
     assert block_tables.stride(1) == 1, block_tables.stride()
     assert num_heads == plan.group * num_kv_heads, (num_heads, plan.group, num_kv_heads)
-    if prefetched_positions:
-        assert kv_cache.data_ptr() % PREFETCH_ALIGNMENT == 0, kv_cache.data_ptr()
-        assert head_dim * kv_cache.element_size() % PREFETCH_ALIGNMENT == 0, (head_dim, kv_cache.dtype)
     scratch, tuning = plan.scratch, plan.scratch.tuning
     attend[(num_kv_heads, plan.max_items)](
         query,
@@ -77,10 +69,9 @@ def paged_attention(
         MERGE_STAGES=_MERGE_STAGES,
         STAGES=tuning.num_stages,
         LARGE_STAGES=tuning.large_stages,
-        EARLY=start.has_instructions,
-        PREFETCH=prefetched_positions,
+        EARLY=early,
         num_warps=tuning.num_warps,
-        launch_pdl=start.is_early,
+        launch_pdl=early,
     )
 
 
@@ -110,7 +101,6 @@ def attend(
     STAGES: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
     EARLY: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """Grid (KV heads, items): neighbours read neighbouring memory."""
     announce(EARLY)
@@ -127,9 +117,6 @@ def attend(
     splits = tl.load(record + 7)
     num_splits = splits // 65536
     keys = kv_cache + head * HEAD_DIM
-    if PREFETCH > 0:  # noqa: SIM102 (decided when the kernel is compiled)
-        if num_splits > 0:
-            _prefetch(keys, table, kv_begin, kv_end, KV_HEADS, HEAD_DIM, BLOCK_SIZE, PREFETCH)
     wait(EARLY)
     if num_splits == 0:
         return
@@ -165,27 +152,6 @@ def attend(
                     partial_output, partial_stats, output, stats_size, query_start, row_begin, num_rows, num_splits, first_item, head,
                     GROUP, KV_HEADS, HEAD_DIM, TILE_ROWS, TILE_ROWS, MERGE_STAGES,
                 )  # fmt: skip
-
-
-@triton.jit
-def _prefetch(
-    keys,
-    table,
-    kv_begin,
-    kv_end,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    POSITIONS: tl.constexpr,
-):
-    """Keys and values of the first positions; those that the kernel before is about to write, too: the cache sees its writes."""
-    position = kv_begin + tl.arange(0, POSITIONS)
-    inside = position < kv_end
-    block = tl.load(table + position // BLOCK_SIZE, inside, 0).to(tl.int64)
-    slot = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM)
-    num_bytes = tl.full([POSITIONS], HEAD_DIM * (keys.dtype.element_ty.primitive_bitwidth // 8), tl.int32)
-    prefetch(keys + slot, num_bytes, inside)
-    prefetch(keys + slot + KV_HEADS * HEAD_DIM, num_bytes, inside)
 
 
 @triton.jit

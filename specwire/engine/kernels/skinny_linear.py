@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from specwire.engine.kernels.early import PREFETCH_ALIGNMENT, announce, prefetch, wait
-from specwire.engine.kernels.options import Product, ProductTuning, Start, padded_rows
+from specwire.engine.kernels.options import Product, ProductTuning, padded_rows
 
 
 class ProductScratch:
@@ -27,7 +27,7 @@ class ProductScratch:
 
 
 def skinny_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: ProductTuning, scratch: ProductScratch, *, start: Start
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: ProductTuning, scratch: ProductScratch, *, early: bool = False
 ) -> torch.Tensor:
     """x @ weight.T + bias, accumulated in float32, in x's dtype. Splits are added up in their order: the same rows give the same bits.
 
@@ -37,7 +37,7 @@ def skinny_linear(
         bias: [out_features] or None.
         tuning: how the work is cut.
         scratch: made for a product of this size, if it is split.
-        start: how the kernel is launched.
+        early: the first part of the weight is prefetched before the kernel launched before has ended.
     """
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     rows, num_blocks = padded_rows(num_rows), triton.cdiv(out_features, tuning.features)
@@ -54,8 +54,8 @@ def skinny_linear(
         SPAN=triton.cdiv(triton.cdiv(in_features, tuning.depth), tuning.splits) * tuning.depth,
         BIAS=bias is not None,
         ROWS=rows, FEATURES=tuning.features, DEPTH=tuning.depth, SPLITS=tuning.splits, STAGES=tuning.num_stages,
-        PREFETCH=tuning.prefetch_depth if start.is_early and is_aligned else 0,
-        EARLY=start.has_instructions, num_warps=tuning.num_warps, launch_pdl=start.is_early,
+        PREFETCH=tuning.prefetch_depth if early and is_aligned else 0,
+        EARLY=early, num_warps=tuning.num_warps, launch_pdl=early,
     )  # fmt: skip
     return output
 

@@ -7,8 +7,7 @@ import torch
 
 from specwire.engine.graphs.backends import TorchBackend, TritonBackend
 from specwire.engine.graphs.layers import run_layers
-from specwire.engine.kernels.options import KernelOptions, LayerTuning, Product, ProductTuning
-from specwire.engine.kernels.work_list import AttentionTuning
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning
 from specwire.engine.kv_cache import KVCache
 from tests.engine.kernels.conftest import early_start  # noqa: F401 (a fixture)
 from tests.verifier.harness import tiny_model
@@ -36,32 +35,16 @@ def run_pass(model, backend, num_tokens):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
 @pytest.mark.parametrize("num_tokens", [1, 3])
-def test_all_switches(monkeypatch, early_start, num_tokens):  # noqa: F811
+def test_early_starts_and_own_products(monkeypatch, early_start, num_tokens):  # noqa: F811
     monkeypatch.setattr("specwire.engine.kernels.linear._can_pack", lambda weight: False)  # weights as a GPU has them
     model = tiny_model(head_dim=16)
     shapes = {tuple(linear.plain_weight.shape) for layer in model.weights.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)}
     tuning = ProductTuning(features=16, depth=16, splits=2, num_stages=2, prefetch_depth=32)
-    options = KernelOptions(
-        early="all",
-        early_from=0,
-        prefetched_positions=16,
-        stripe_bytes=2**14,
-        fuses_rows=True,
-        products=tuple(Product(16, *shape, tuning) for shape in shapes),
-        layer=LayerTuning(128, 512, 2),
-        attention=AttentionTuning(tile_positions=16, few_items=4, few_min_split=16, num_stages=2, large_stages=2),
-    )
+    options = KernelOptions(starts_early=True, products=tuple(Product(16, *shape, tuning) for shape in shapes))
     expected, expected_kv = run_pass(model, TorchBackend(model.config, DEVICE, model.dtype, 16), num_tokens)
     for backend in (TritonBackend(model.config, DEVICE), TritonBackend(model.config, DEVICE, options)):
         hidden, kv = run_pass(model, backend, num_tokens)
         torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(kv, expected_kv, atol=1e-4, rtol=1e-4)
     assert early_start.instructions.count("announce") == early_start.instructions.count("wait") > 0
-    assert early_start.prefetched
-
-
-def test_options_are_checked():
-    with pytest.raises(AssertionError, match="sometimes"):
-        KernelOptions(early="sometimes")
-    with pytest.raises(AssertionError, match="64 positions, but attention does not start early"):
-        KernelOptions(prefetched_positions=64)
+    assert bool(early_start.prefetched) == (num_tokens > 1)

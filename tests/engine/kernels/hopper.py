@@ -1,4 +1,4 @@
-"""`python -m tests.engine.kernels.hopper`: compiles kernels for Hopper with every switch on, as no interpreter can; needs no GPU.
+"""`python -m tests.engine.kernels.hopper`: compiles kernels that start early for Hopper, as no interpreter can; needs no GPU.
 
 Writes, for each, what stands before the instruction that waits for the kernel before.
 """
@@ -11,36 +11,27 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specwire.engine.kernels import fused_row, layer_ops, paged_attention, row_linear, skinny_linear
+from specwire.engine.kernels import layer_ops, paged_attention, row_linear, skinny_linear
 
 _EFFECT = re.compile(r"griddepcontrol\.\w+|\bprefetch\.L2|cp\.async\.bulk\.prefetch|\bst\.global|\batom\.|\bld\.global|cp\.async\.c[ag]")
-_STRIPE = {"following": "*bf16", "following_rows": "i32", "stripe_bytes": "i32", "FOLLOWING_IN": 4096, "STRIPE_ROWS": 256, "STRIPE_LINES": 2}
 _KERNELS: list[tuple[Any, int, dict[str, Any]]] = [  # kernel, warps, arguments: types, or values of constants
     (
         layer_ops.add_rms_norm_kernel,
         4,
-        {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "output": "*bf16", "hidden_size": "i32", "eps": "fp32", "ADD": True, "BLOCK": 4096}
-        | _STRIPE,
+        {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "output": "*bf16", "hidden_size": "i32", "eps": "fp32", "ADD": True, "BLOCK": 4096},
     ),
     (
         layer_ops.rotary_kv_write_kernel,
         2,
         {"qkv": "*bf16", "cos": "*bf16", "signed_sin": "*bf16", "positions": "*i64", "slot_mapping": "*i64", "layer_kv": "*bf16", "q_norm": "*bf16"}
-        | {"k_norm": "*bf16", "eps": "fp32", "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "NORM": True, "PROGRAM_HEADS": 8}
-        | _STRIPE,
+        | {"k_norm": "*bf16", "eps": "fp32", "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "NORM": True, "PROGRAM_HEADS": 8},
     ),
-    (layer_ops.silu_mul_kernel, 4, {"gate_up": "*bf16", "output": "*bf16", "width": "i32", "BLOCK": 2048} | _STRIPE),
+    (layer_ops.silu_mul_kernel, 4, {"gate_up": "*bf16", "output": "*bf16", "width": "i32", "BLOCK": 1024}),
     (
         row_linear.row_linear_kernel,
         4,
-        {"x": "*bf16", "weight": "*bf16", "bias": None, "output": "*bf16", "out_features": "i32", "IN": 4096, "BIAS": False, "ADD": True}
+        {"x": "*bf16", "weight": "*bf16", "bias": None, "output": "*bf16", "out_features": "i32", "IN": 4096, "BIAS": False}
         | {"BLOCK": 4, "DEPTH": 1024},
-    ),
-    (
-        fused_row.normed_row_linear_kernel,
-        4,
-        {"residual": "*bf16", "norm": "*bf16", "eps": "fp32", "weight": "*bf16", "bias": None, "output": "*bf16", "out_features": "i32", "IN": 4096}
-        | {"COLUMNS": 4096, "BIAS": False, "GATES": True, "BLOCK": 1},
     ),
     (
         skinny_linear.skinny_linear_kernel,
@@ -55,7 +46,7 @@ _KERNELS: list[tuple[Any, int, dict[str, Any]]] = [  # kernel, warps, arguments:
         {"query": "*bf16", "kv_cache": "*bf16", "block_tables": "*i32", "items": "*i32", "partial_output": "*fp32", "partial_stats": "*fp32"}
         | {"arrived": "*i32", "output": "*bf16", "scale_log2": "fp32", "query_stride": "i32", "table_stride": "i32", "num_scratch_items": "i32"}
         | {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE_ROWS": 16, "SMALL_ROWS": 16, "TILE_POSITIONS": 64, "RECORD": 8}
-        | {"MERGE_STAGES": 4, "STAGES": 5, "LARGE_STAGES": 5, "PREFETCH": 64},
+        | {"MERGE_STAGES": 4, "STAGES": 5, "LARGE_STAGES": 5},
     ),
 ]
 
@@ -73,10 +64,8 @@ def compile_kernel(kernel: Any, num_warps: int, arguments: dict[str, Any]) -> st
 
 def main() -> None:
     for kernel, num_warps, arguments in _KERNELS:
-        without_stripe = {**arguments, "following": None, "STRIPE_LINES": 0}
-        for given in (arguments, without_stripe) if "following" in arguments else (arguments,):
-            effects = _EFFECT.findall(compile_kernel(kernel, num_warps, given))
-            sys.stdout.write(" ".join([kernel.__name__, *effects[: effects.index("griddepcontrol.wait")]]) + "\n")
+        effects = _EFFECT.findall(compile_kernel(kernel, num_warps, arguments))
+        sys.stdout.write(" ".join([kernel.__name__, *effects[: effects.index("griddepcontrol.wait")]]) + "\n")
 
 
 if __name__ == "__main__":

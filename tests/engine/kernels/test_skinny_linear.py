@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specwire.engine.kernels.options import Product, ProductTuning, Start, padded_rows
+from specwire.engine.kernels.options import Product, ProductTuning, padded_rows
 from specwire.engine.kernels.skinny_linear import ProductScratch, skinny_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,10 +23,9 @@ def test_equals_the_product(poisoned_memory, early_start, splits, num_rows, in_f
     tuning = ProductTuning(features=32, depth=32, splits=splits, num_stages=2, prefetch_depth=64)
     scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], DEVICE)
     scratch.partial.fill_(float("nan"))
-    start = Start(has_instructions=True, is_early=True)
     expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
     for _ in range(2):
-        output = skinny_linear(x, weight, bias if has_bias else None, tuning, scratch, start=start)
+        output = skinny_linear(x, weight, bias if has_bias else None, tuning, scratch, early=True)
         torch.testing.assert_close(output.double(), expected, atol=1e-4, rtol=1e-5)
         assert not scratch.arrived.any()
     if DEVICE == "cpu":
@@ -41,8 +40,8 @@ def test_a_row_does_not_depend_on_the_others():
     tuning = ProductTuning(features=32, depth=32, splits=2, num_stages=2)
     scratch = ProductScratch([Product(16, 64, 128, tuning)], DEVICE)
     x, weight = random(16, 128, seed=1), random(64, 128, seed=2)
-    together = skinny_linear(x, weight, None, tuning, scratch, start=Start())
-    few = skinny_linear(x[3:8].contiguous(), weight, None, tuning, scratch, start=Start())
+    together = skinny_linear(x, weight, None, tuning, scratch)
+    few = skinny_linear(x[3:8].contiguous(), weight, None, tuning, scratch)
     assert torch.equal(few, together[3:8])
 
 
