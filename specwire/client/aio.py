@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_RENEWAL_S = 10.0
 Result = TypeVar("Result")
 
 
@@ -248,9 +250,16 @@ class AsyncClient:
 
     async def watch_serving(self) -> AsyncGenerator[bool, None]:
         """Whether the coordinator takes requests: as soon as it can be reached, and at every change; False when it goes away. Never ends."""
-        async with contextlib.aclosing(watch_serving(self._connect().channel)) as changes:
-            async for serves in changes:
-                yield serves
+        serves = False
+        while True:
+            channel = await self._connect().renewed_channel()
+            async with contextlib.aclosing(watch_serving(channel)) as changes:
+                # One that can't be reached may be so for want of new certificates.
+                with contextlib.suppress(TimeoutError):
+                    while True:
+                        async with asyncio.timeout(None if serves else _RENEWAL_S):
+                            serves = await anext(changes)
+                        yield serves
 
     async def close(self) -> None:
         """Ends all generations and the connection; may be called again."""

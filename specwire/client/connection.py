@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+import grpc
+
 from specwire.channel import ChannelSource, Metadata
 from specwire.client.home import GRPC_USE, Home
 from specwire.client.rpc import fetch_tokenizer
@@ -78,6 +80,11 @@ class Connection:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
         self._check_open()
+
+    async def renewed_channel(self) -> grpc.aio.Channel:
+        """The channel, with certificates that have changed, unless a session still uses it with the ones before."""
+        await self._renew()
+        return self.channel
 
     async def close(self) -> None:
         self._closed.set()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -64,14 +63,7 @@ def _bind_path(path: Path) -> socket.socket:
     except OSError:
         bound.close()
         raise
-    os.chmod(path, 0o600 | 0o066 & ~_umask())
     return bound
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 class Certificates:

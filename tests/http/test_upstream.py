@@ -1,0 +1,62 @@
+"""How the service follows its coordinator: gone and back, and with certificates that change meanwhile."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from coordinator.server import CoordinatorServer
+from specwire.client import AsyncClient
+from specwire.config import CoordinatorConfig
+from specwire.tls import TlsOptions
+from tests.coordinator.byte_tokenizer import make_spec
+from tests.coordinator.scripted_engine import ScriptedEngine
+from tests.coordinator.serving import serving
+from tests.security.certificates import Authority, copy
+
+TIMEOUT_S = 50.0
+
+
+async def following(changes: AsyncGenerator[bool, None]) -> bool:
+    async with asyncio.timeout(TIMEOUT_S):
+        return await anext(changes)
+
+
+async def test_a_coordinator_that_goes_and_comes_back(socket_dir: Path) -> None:
+    async with AsyncClient(f"unix:{socket_dir}/coordinator.sock") as client:
+        changes = client.watch_serving()
+        for _ in range(2):
+            engine = ScriptedEngine(make_spec())
+            async with serving(engine, socket_dir):
+                while not await following(changes):
+                    pass
+                engine.set_ready(False, "nothing to serve with")
+                assert not await following(changes)
+                engine.set_ready(True)
+                assert await following(changes)
+            assert not await following(changes), "it went away"
+        await changes.aclose()
+
+
+async def test_new_certificates_reach_a_coordinator_that_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.client.aio._RENEWAL_S", 0.2)
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    pair, trusted = new.issue("server"), tmp_path / "trusted.pem"
+    copy(old.file, str(trusted))
+    server = CoordinatorServer(
+        ScriptedEngine(make_spec()),  # type: ignore[arg-type]
+        CoordinatorConfig(listen=("127.0.0.1:0",), tls_cert=pair.cert, tls_key=pair.key),
+    )
+    await server.start()
+    follower = asyncio.create_task(server.follow_readiness())
+    async with AsyncClient(server.bound_addresses[0], tls=TlsOptions(str(trusted))) as client:
+        changes = client.watch_serving()
+        asking = asyncio.create_task(following(changes))
+        assert not (await asyncio.wait([asking], timeout=0.5))[0]
+        copy(new.file, str(trusted))
+        while not await asking:
+            asking = asyncio.create_task(following(changes))
+        await changes.aclose()
+    follower.cancel()
+    await server.stop(0)
