@@ -94,17 +94,21 @@ class FeatureReader:
         source: which features.
         connect: makes ways over gRPC.
         uses_memory: whether to read out of verifiers' memory at all.
+        device: of the drafter.
         clock: seconds.
 
     Attributes:
         counts: what was read.
     """
 
-    def __init__(self, source: FeatureSource, connect: Connect, *, uses_memory: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, source: FeatureSource, connect: Connect, *, uses_memory: bool = True, device: str = "cpu", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.counts = FeatureCounts()
         self._source = source
         self._connect = connect
         self._uses_memory = uses_memory
+        self._device = device
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
         self._ways: dict[str, _Way] = {}
@@ -116,7 +120,7 @@ class FeatureReader:
         from .rpc import make_connect
 
         connect = make_connect(source, config.max_message_mb << 20, client_tls(config))
-        return cls(source, connect, uses_memory=config.share_features)
+        return cls(source, connect, uses_memory=config.share_features, device=config.device)
 
     def note(self, seq_id: int, handle: FeatureHandle) -> None:
         """What there is to know of a sequence now: the blocks since the last handle of its generation, and how many positions are there."""
@@ -142,7 +146,7 @@ class FeatureReader:
         return max(0, min(sequence.num_positions, num_tokens - 1))
 
     def read(self, spans: Sequence[Span]) -> list[torch.Tensor | None]:
-        """Features [num_positions, width] of each span, on the CPU; None where they could not be had after all, which is counted."""
+        """Features [num_positions, width] of each span, on the CPU or the GPU that has them; None where they could not be had after all (counted)."""
         found: list[torch.Tensor | None] = [None] * len(spans)
         by_way: dict[str, list[int]] = {}
         for index, span in enumerate(spans):
@@ -199,7 +203,7 @@ class FeatureReader:
 
     def _share(self, name: str) -> _Way | None:
         try:
-            path = SharedFeatures(name, self._source)
+            path = SharedFeatures(name, self._source, self._device)
         except SpecwireError as error:
             self.counts.num_unshared += 1
             self._unshared.add(name)

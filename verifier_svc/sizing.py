@@ -12,7 +12,7 @@ from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.memory import CPU_KV_BYTES, decide_kv_cache_bytes, measure_needs, read_device_memory
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.out_of_memory import explain_out_of_memory
-from specwire.errors import InvalidArgumentError
+from specwire.errors import InvalidArgumentError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,15 @@ def make_kv_cache(config: VerifierConfig, model: Decoder, features: Sequence[Fea
     num_blocks = config.num_kv_blocks or _kv_bytes(config, model, features, bytes_per_block) // bytes_per_block
     if num_blocks < 1:
         raise InvalidArgumentError(f"kv_cache_memory is {config.kv_cache_memory} bytes, but one KV block takes {bytes_per_block}; raise it")
-    pool = make_pool(features, config.max_num_seqs, num_blocks, BLOCK_SIZE) if features and _shares_features(config, model) else None
-    return KVCache(model.config, num_blocks, model.dtype, model.device, features=features, feature_pool=pool)
+    shares = bool(features) and _shares_features(config)
+    pool = make_pool(features, config.max_num_seqs, num_blocks, BLOCK_SIZE) if shares and model.device.type == "cpu" else None
+    kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device, features=features, feature_pool=pool)
+    if shares and pool is None and kv_cache.features is not None:
+        try:
+            kv_cache.features.share(config.max_num_seqs)
+        except UnavailableError as error:
+            logger.warning("features go to drafters over gRPC alone: %s", error)
+    return kv_cache
 
 
 def make_round_runner(config: VerifierConfig, model: Decoder, kv_cache: KVCache, max_model_len: int) -> RoundRunner:
@@ -73,11 +80,9 @@ def _wanted_model_len(config: VerifierConfig, model: Decoder) -> int:
     return wanted
 
 
-def _shares_features(config: VerifierConfig, model: Decoder) -> bool:
+def _shares_features(config: VerifierConfig) -> bool:
     """Whether drafters of this host may read features in memory, and a line in the log where they may not."""
-    if model.device.type != "cpu":
-        reason = f"they are on {model.device}"
-    elif config.share_features == "never":
+    if config.share_features == "never":
         reason = "share_features is never"
     elif config.share_features == "auto" and config.tls_cert:
         reason = "with TLS memory is shared only if share_features is always"

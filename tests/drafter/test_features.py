@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import torch
 
 from drafter_svc.feature_counts import FAILED, GONE, GRPC, MEMORY, READ
 from drafter_svc.features import FeatureReader, Located
-from specwire.engine.features.pages import make_pool
-from specwire.engine.features.pool import FeaturePool
+from specwire.engine.features.device import DeviceMemory
+from specwire.engine.features.pages import FeaturePages, make_pool
+from specwire.engine.features.pool import FeaturePool, PoolLayout, PoolSet
 from specwire.engine.heads.source import FeatureSource
 from specwire.errors import UnavailableError
 from specwire.messages import FeatureHandle
 from tests.engine.features.sources import eagle_source
+from tests.verifier.harness import tiny_config
 
 
 class Span:
@@ -210,6 +213,64 @@ def test_a_verifier_that_nobody_uses_is_let_go_of_when_another_one_comes():
     assert harness.paths["v:1"].closed
     harness.reader.stop()
     assert harness.paths["w:1"].closed
+
+
+def device_pool(pages: torch.Tensor) -> FeaturePool:
+    """Of a verifier whose pages are on a GPU."""
+    memory = DeviceMemory("GPU-1", "aa", pages.nbytes, 0, "bb", 0, "cc", False)
+    return FeaturePool.create(PoolLayout.make(2, NUM_BLOCKS, 16, [PoolSet(SOURCE.hash, 16, memory)]))
+
+
+def test_pages_on_a_gpu_are_read_by_drafters_on_one(monkeypatch):
+    """With a GPU that is made up: the pool has the words, and says what opens the pages."""
+    pages = torch.arange((NUM_BLOCKS + 1) * 16, dtype=torch.bfloat16)[:, None].expand(-1, 8).contiguous()
+    pool = device_pool(pages)
+    assert pool.layout.num_bytes < pages.nbytes + (1 << 15), "the pool holds no pages"
+    opened, waits = [], []
+    monkeypatch.setattr("drafter_svc.feature_memory.open_pages", lambda *given: opened.append(given) or pages)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: waits.append(pool.words[1])))
+    harness = make_reader(device="cuda")
+    pool.words[1] = 7
+    harness.reader.note(4, handle(pool, [3, 0], 20))
+    [found] = harness.reader.read([Span(4, 10, 8)])
+    assert found is not None
+    assert torch.equal(found, rows_of([3, 0], 10, 8))
+    assert opened == [(DeviceMemory("GPU-1", "aa", pages.nbytes, 0, "bb", 0, "cc", False), torch.bfloat16, (len(pages), 8))]
+    assert waits == [7], "the copy is waited for before the word is looked at again"
+    on_cpu = make_reader(device="cpu")
+    on_cpu.reader.note(4, handle(pool, [3, 0], 20))
+    assert list(on_cpu.paths) == ["v:1"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_no_way(caplog):
+    harness = make_reader(device="cuda")
+    harness.reader.note(4, handle(device_pool(torch.zeros(1)), [0], 10))
+    assert list(harness.paths) == ["v:1"]
+    assert "on a GPU that this process does not see" in caplog.text
+
+
+GPU_READER = """
+import sys, torch
+from specwire.engine.features.device import DeviceMemory, open_pages
+from specwire.engine.features.pool import FeaturePool
+pool = FeaturePool.open(sys.argv[1])
+[one] = pool.layout.sets
+pages = open_pages(DeviceMemory(*one.device_memory), torch.bfloat16, ((pool.layout.num_blocks + 1) * 16, one.bytes_per_token // 2))
+print(float(pages.double().sum()), flush=True)
+"""
+
+
+@pytest.mark.gpu
+def test_another_process_reads_pages_on_a_gpu():
+    source = dataclasses.replace(SOURCE, layer_ids=(0,))
+    pages = FeaturePages([source], tiny_config(hidden_size=8), NUM_BLOCKS, 16, torch.bfloat16, "cuda")
+    pages.heads[0].pages.copy_(torch.arange((NUM_BLOCKS + 1) * 16 * 8).view(-1, 16, 8) % 50)
+    torch.cuda.synchronize()
+    pages.share(3)
+    assert pages.pool is not None
+    found = subprocess.run([sys.executable, "-c", GPU_READER, pages.pool.name], check=True, capture_output=True, text=True).stdout
+    assert float(found) == pages.heads[0].pages.double().sum().item() > 0
 
 
 WRITER = """

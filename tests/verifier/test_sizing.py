@@ -13,7 +13,7 @@ from specwire.config import VerifierConfig
 from specwire.engine import memory
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.memory import DeviceMemory, MemoryNeeds
-from specwire.errors import ResourceExhaustedError, SpecwireError
+from specwire.errors import ResourceExhaustedError, SpecwireError, UnavailableError
 from specwire.messages import RowStatus
 from specwire.speculative_config import SpeculativeConfig
 from tests.engine.features.sources import eagle_source
@@ -70,7 +70,7 @@ def test_blocks_on_a_gpu(model: SimpleNamespace, changes: dict, num_bytes: int) 
 def test_features_take_a_part_of_the_blocks(model: SimpleNamespace) -> None:
     sources = [eagle_source(32, dtype=torch.bfloat16)]
     for features in ((), sources):
-        sizing.make_kv_cache(VerifierConfig(device="cuda", kv_cache_memory=100 * MIB), model, features)
+        sizing.make_kv_cache(VerifierConfig(device="cuda", kv_cache_memory=100 * MIB, share_features="never"), model, features)
     assert model.made == [100 * MIB // KVCache.bytes_per_block(model.config, model.dtype, features=features) for features in ((), sources)]
     assert model.made[1] < model.made[0]
 
@@ -92,6 +92,31 @@ def test_where_features_are_shared(changes: dict, shares: bool) -> None:
     assert (cache.features.pool is not None) == shares
     if cache.features.pool is not None:
         assert len(cache.features.pool.words) == VerifierConfig().max_num_seqs
+
+
+class SharedOnDevice:
+    """Pages on a GPU that is made up."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error, self.num_places = error, 0
+
+    def share(self, num_places: int) -> None:
+        if self.error:
+            raise UnavailableError(self.error)
+        self.num_places = num_places
+
+
+@pytest.mark.parametrize("share_features", ["auto", "never"])
+@pytest.mark.parametrize("error", ["", "no such handle"])
+def test_pages_on_a_gpu_are_shared_where_that_works(model: SimpleNamespace, caplog, monkeypatch, error: str, share_features: str) -> None:
+    pages = SharedOnDevice(error)
+    monkeypatch.setattr(sizing.KVCache, "features", pages, raising=False)
+    with caplog.at_level(logging.INFO):
+        config = VerifierConfig(device="cuda", num_kv_blocks=7, max_num_seqs=5, share_features=share_features)
+        sizing.make_kv_cache(config, model, [eagle_source(32)])
+    assert pages.num_places == (5 if share_features == "auto" and not error else 0)
+    reason = error if share_features == "auto" else "share_features is never"
+    assert (f"features go to drafters over gRPC alone: {reason}" in caplog.text) == bool(reason)
 
 
 def test_blocks_that_are_counted_need_no_measurement(model: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

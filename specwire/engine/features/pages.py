@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from specwire.engine.features.device import share_pages
 from specwire.engine.features.pool import FeaturePool, PoolLayout, PoolSet
 from specwire.engine.heads.source import FINAL_LAYER, FeatureSource
 from specwire.engine.models.config import ModelConfig
@@ -37,6 +38,10 @@ class HeadPages:
 
     source: FeatureSource
     pages: torch.Tensor  # [num_blocks + 1, block_size, width] in source.dtype; the last block is for padding
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.source.width * self.source.dtype.itemsize
 
     def write(self, states: dict[int, torch.Tensor], slot_mapping: torch.Tensor) -> None:
         """Stores the features of T tokens at the slots [T] (block * block_size + offset). states: [T, hidden_size] by layer id."""
@@ -71,6 +76,7 @@ class FeaturePages:
     ) -> None:
         assert len({source.hash for source in sources}) == len(sources), f"heads of equal features: {[source.name for source in sources]}"
         self.heads: list[HeadPages] = []
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.pool = pool
         self._dtype = dtype
@@ -83,6 +89,16 @@ class FeaturePages:
                 pages = torch.frombuffer(pool.pages(source.hash), dtype=source.dtype).view(shape)
             self.heads.append(HeadPages(_on_device(source, device), pages))
         self._layer_ids = frozenset(layer_id for source in sources for layer_id in source.layer_ids)
+
+    def share(self, max_num_seqs: int) -> None:
+        """Lets other processes read pages on a GPU, too.
+
+        Raises:
+            UnavailableError: they can't be shared.
+        """
+        assert self.pool is None, f"the pages are shared already, as {self.pool.name}"
+        sets = [PoolSet(head.source.hash, head.bytes_per_token, share_pages(head.pages)) for head in self.heads]
+        self.pool = FeaturePool.create(PoolLayout.make(max_num_seqs, self.num_blocks, self.block_size, sets))
 
     @property
     def num_bytes(self) -> int:

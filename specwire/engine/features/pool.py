@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,11 @@ _ALIGNMENT = 4096
 
 
 class PoolSet(NamedTuple):
-    """The features of one head: their hash, and the bytes of a token's."""
+    """The features of one head: their hash, the bytes of a token's, and, if their pages are not in the pool but on a GPU, what opens them."""
 
     hash: str
     bytes_per_token: int
+    device_memory: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class PoolLayout:
         return cls(secrets.token_hex(16), num_places, num_blocks, block_size, tuple(sets))
 
     def pages_bytes(self, one: PoolSet) -> int:
-        """Bytes of a head's pages."""
-        return (self.num_blocks + 1) * self.block_size * one.bytes_per_token
+        """Bytes of a head's pages in the pool."""
+        return 0 if one.device_memory else (self.num_blocks + 1) * self.block_size * one.bytes_per_token
 
     def offset(self, set_hash: str) -> int:
         """Where a head's pages begin."""
@@ -128,7 +129,7 @@ class FeaturePool:
         return pool
 
     def pages(self, set_hash: str) -> memoryview:
-        """The bytes of a head's pages, [num_blocks + 1, block_size, bytes_per_token]. Raises KeyError."""
+        """The bytes of a head's pages, [num_blocks + 1, block_size, bytes_per_token], where the pool has them. Raises KeyError."""
         offset = self.layout.offset(set_hash)
         [one] = [one for one in self.layout.sets if one.hash == set_hash]
         return memoryview(self._map)[offset : offset + self.layout.pages_bytes(one)]
