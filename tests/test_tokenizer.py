@@ -106,7 +106,7 @@ def test_bos_is_added_once(folder, tmp_path, setting):
 
 
 def test_a_tokenizer_survives_the_wire(tokenizer):
-    from specwire.wire.common import pack_tokenizer, unpack_tokenizer
+    from specwire.wire.describe import pack_tokenizer, unpack_tokenizer
 
     spec = unpack_tokenizer(type(pack_tokenizer(tokenizer.to_spec())).FromString(pack_tokenizer(tokenizer.to_spec()).SerializeToString()))
     assert spec == tokenizer.to_spec()

@@ -5,7 +5,7 @@ from itertools import chain, repeat
 
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, ServiceDescription
 from specwire.v1 import drafter_pb2 as pb
-from specwire.wire import common
+from specwire.wire import common, describe
 from specwire.wire.arrays import (
     check_columns,
     make_rows,
@@ -22,11 +22,11 @@ _NO_SCORE, _NO_SCORES = array("f", [float("nan")]), array("f")
 
 
 def pack_description(description: ServiceDescription) -> pb.DrafterServiceDescribeResponse:
-    return pb.DrafterServiceDescribeResponse(description=common.pack_description(description))
+    return pb.DrafterServiceDescribeResponse(description=describe.pack_description(description))
 
 
 def unpack_description(response: pb.DrafterServiceDescribeResponse) -> ServiceDescription:
-    return common.unpack_description(response.description)
+    return describe.unpack_description(response.description)
 
 
 def pack_round(message: DraftRound) -> pb.DraftRequest:

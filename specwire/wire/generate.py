@@ -19,7 +19,7 @@ from specwire.messages import (
     Usage,
 )
 from specwire.v1 import coordinator_pb2 as pb
-from specwire.wire import common
+from specwire.wire import common, describe
 from specwire.wire.arrays import (
     check_columns,
     pack_float32,
@@ -178,11 +178,11 @@ def pack_batch_response(index: int, choices: list[ChoiceDelta], error: ErrorStat
 
 
 def pack_tokenizer(spec: TokenizerSpec) -> pb.GetTokenizerResponse:
-    return pb.GetTokenizerResponse(tokenizer=common.pack_tokenizer(spec))
+    return pb.GetTokenizerResponse(tokenizer=describe.pack_tokenizer(spec))
 
 
 def unpack_tokenizer(response: pb.GetTokenizerResponse) -> TokenizerSpec:
-    return common.unpack_tokenizer(response.tokenizer)
+    return describe.unpack_tokenizer(response.tokenizer)
 
 
 def _request_or_error(message: pb.GenerateRequest) -> GenerateRequest | SpecwireError:

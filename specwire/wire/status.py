@@ -6,7 +6,7 @@ from typing import Any
 
 from specwire.messages import CalibrationStatus, CoordinatorStatus, DrafterStatus, LaneStatus, PolicyStatus, SettingStatus, StepStatus
 from specwire.v1 import coordinator_pb2 as pb
-from specwire.wire.common import pack_draft_cost, pack_verify_cost, unpack_draft_cost, unpack_verify_cost
+from specwire.wire.describe import pack_draft_cost, pack_verify_cost, unpack_draft_cost, unpack_verify_cost
 
 _NESTED = ("times", "policy", "lanes", "drafters", "speculation", "calibration", "verify_cost", "draft_cost", "draft_ms_per_kv_token")
 _TUPLES = ("clipped", "drafts_per_position", "accepted_per_position")

@@ -16,7 +16,7 @@ from specwire.messages import (
 )
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1.types_pb2 import LogitOverlay as LogitOverlayMessage
-from specwire.wire import common
+from specwire.wire import common, describe
 from specwire.wire.arrays import (
     check_columns,
     make_rows,
@@ -35,19 +35,19 @@ _RESULT_COLUMNS = ("statuses", "num_computed_tokens", "num_cached_tokens", "num_
 
 
 def pack_description(description: ServiceDescription) -> pb.VerifierServiceDescribeResponse:
-    return pb.VerifierServiceDescribeResponse(description=common.pack_description(description))
+    return pb.VerifierServiceDescribeResponse(description=describe.pack_description(description))
 
 
 def unpack_description(response: pb.VerifierServiceDescribeResponse) -> ServiceDescription:
-    return common.unpack_description(response.description)
+    return describe.unpack_description(response.description)
 
 
 def pack_tokenizer(spec: TokenizerSpec) -> pb.VerifierServiceGetTokenizerResponse:
-    return pb.VerifierServiceGetTokenizerResponse(tokenizer=common.pack_tokenizer(spec))
+    return pb.VerifierServiceGetTokenizerResponse(tokenizer=describe.pack_tokenizer(spec))
 
 
 def unpack_tokenizer(response: pb.VerifierServiceGetTokenizerResponse) -> TokenizerSpec:
-    return common.unpack_tokenizer(response.tokenizer)
+    return describe.unpack_tokenizer(response.tokenizer)
 
 
 def pack_round(message: VerifyRound) -> pb.VerifyRequest:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specwire.rpc import is_serving, open_channel
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from specwire.wire import common
+from specwire.wire import describe
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.calls import command, read_until_done, request
 from tests.coordinator.scripted_engine import ScriptedEngine
@@ -24,7 +24,7 @@ async def test_tokenizer(socket_dir: Path) -> None:
         channel = open_channel(server.bound_addresses[0])
         for _ in range(2):
             response = await CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
-            assert common.unpack_tokenizer(response.tokenizer) == make_spec()
+            assert describe.unpack_tokenizer(response.tokenizer) == make_spec()
         await channel.close()
 
 

@@ -17,7 +17,8 @@ from specwire.rpc import open_channel
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import drafter_pb2 as pb
 from specwire.v1 import drafter_pb2_grpc as pb_grpc
-from specwire.wire import common, draft
+from specwire.wire import draft
+from specwire.wire.describe import unpack_description
 
 
 def open_request(
@@ -154,4 +155,4 @@ async def draft_stream(address: str, lane: int = 0) -> AsyncIterator[DraftClient
 async def describe(address: str) -> ServiceDescription:
     async with open_channel(address) as channel:
         reply = await pb_grpc.DrafterServiceStub(channel).Describe(pb.DrafterServiceDescribeRequest())
-        return common.unpack_description(reply.description)
+        return unpack_description(reply.description)

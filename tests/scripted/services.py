@@ -11,7 +11,7 @@ from specwire.messages import DraftResult, VerifyResult, Welcome
 from specwire.rpc import Server
 from specwire.tls import ServerTls
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from specwire.wire import common, draft, verify
+from specwire.wire import describe, draft, verify
 from tests.scripted.drafter import ScriptedDrafter
 from tests.scripted.local import pause
 from tests.scripted.verifier import ScriptedVerifier
@@ -48,10 +48,10 @@ class _VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._verifier = verifier
 
     async def Describe(self, request: Any, context: Any) -> Any:
-        return verifier_pb2.VerifierServiceDescribeResponse(description=common.pack_description(self._verifier.describe()))
+        return verifier_pb2.VerifierServiceDescribeResponse(description=describe.pack_description(self._verifier.describe()))
 
     async def GetTokenizer(self, request: Any, context: Any) -> Any:
-        return verifier_pb2.VerifierServiceGetTokenizerResponse(tokenizer=common.pack_tokenizer(self._verifier.tokenizer()))
+        return verifier_pb2.VerifierServiceGetTokenizerResponse(tokenizer=describe.pack_tokenizer(self._verifier.tokenizer()))
 
     async def Verify(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         verifier = self._verifier
@@ -98,7 +98,7 @@ class _DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._drafter = drafter
 
     async def Describe(self, request: Any, context: Any) -> Any:
-        return drafter_pb2.DrafterServiceDescribeResponse(description=common.pack_description(self._drafter.describe()))
+        return drafter_pb2.DrafterServiceDescribeResponse(description=describe.pack_description(self._drafter.describe()))
 
     async def Draft(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         drafter = self._drafter

@@ -23,7 +23,7 @@ from specwire.rpc import is_serving, open_channel
 from specwire.speculative_config import SpeculativeConfig
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
-from specwire.wire.common import unpack_description, unpack_tokenizer
+from specwire.wire.describe import unpack_description, unpack_tokenizer
 from tests.verifier.harness import Rounds
 from verifier_svc.loading import load_verifier
 

@@ -12,7 +12,7 @@ from specwire.rpc import open_channel
 from specwire.tokenizer import Tokenizer
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
-from specwire.wire.common import unpack_description, unpack_tokenizer
+from specwire.wire.describe import unpack_description, unpack_tokenizer
 from tests.verifier.harness import GREEDY, Rounds, VerifyStream, decode, open_message, prefill
 from verifier_svc.loading import load_verifier
 from verifier_svc.server import VerifierServer

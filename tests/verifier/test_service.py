@@ -14,7 +14,7 @@ from specwire.messages import Hello, Proposals, TokenizerSpec, VerifyRound
 from specwire.rpc import is_serving, open_channel
 from specwire.v1 import verifier_pb2 as pb
 from specwire.v1 import verifier_pb2_grpc
-from specwire.wire.common import unpack_description, unpack_tokenizer
+from specwire.wire.describe import unpack_description, unpack_tokenizer
 from tests.verifier.harness import PROMPT, LaunchGate, Rounds, VerifyStream, ends_with, make_verifier, open_message, prefill, serve
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ from specwire import messages as m
 from specwire.errors import InvalidArgumentError
 from specwire.sampling_params import SamplingParams
 from specwire.v1 import types_pb2, verifier_pb2
-from specwire.wire import common, draft, generate, verify
+from specwire.wire import common, describe, draft, generate, verify
 from tests.wire.responses import unpack_batch_response, unpack_response
 
 SAMPLING = SamplingParams(
@@ -91,7 +91,10 @@ def test_draft_round_trip():
 def test_draft_result_round_trip():
     message = m.DraftResult(
         session=1, lane=2, round=0,
-        rows=[m.DraftRowResult(m.RowStatus.OK, 1, 1, 7, [4, 5], array("f", [0.5, 0.25])), m.DraftRowResult(m.RowStatus.CATCHING_UP, 2, 1, 9, error="behind")],
+        rows=[
+            m.DraftRowResult(m.RowStatus.OK, 1, 1, 7, [4, 5], array("f", [0.5, 0.25])),
+            m.DraftRowResult(m.RowStatus.CATCHING_UP, 2, 1, 9, error="behind"),
+        ],
         proposals=m.Proposals(1, [4, 5], [0.5, 0.25]), conditional=OUTCOMES, timing=TIMING, welcome=m.Welcome("d", 1, 3), draining=True,
     )  # fmt: skip
     assert through(message, draft.pack_result, draft.unpack_result) == message
@@ -103,14 +106,14 @@ def test_description_round_trip():
         m.VerifyCost((1, 8), (1.5, 2.5), 0.5, 0.25, 8, 6, (16, 32), (4.5, 8.5)), (m.DraftCost(5, 1, 0.5),), "0.1.0", "ngram", (2,), 512, 1 << 20,
         True, "synthetic", 0.125,
     )  # fmt: skip
-    assert through(message, common.pack_description, common.unpack_description) == message
+    assert through(message, describe.pack_description, describe.unpack_description) == message
 
 
 def test_tokenizer_round_trip():
     message = m.TokenizerSpec(b'{"a": 1}', "f", (2, 0), 100, "{{ x }}", 1, True, "id", 8192)
-    assert through(message, common.pack_tokenizer, common.unpack_tokenizer) == message
+    assert through(message, describe.pack_tokenizer, describe.unpack_tokenizer) == message
     bare = m.TokenizerSpec(b"{}", "f", (), 1)
-    assert through(bare, common.pack_tokenizer, common.unpack_tokenizer) == bare
+    assert through(bare, describe.pack_tokenizer, describe.unpack_tokenizer) == bare
 
 
 def test_generate_request_round_trip():
@@ -166,10 +169,10 @@ def test_unknown_status_is_refused():
         verify.unpack_result(verifier_pb2.VerifyResponse.FromString(packed.SerializeToString()))
 
 
-@pytest.mark.parametrize("data", [b"not gzip", common.pack_tokenizer(m.TokenizerSpec(b"{}" * 100, "f", (), 1)).tokenizer_json_gz[:-9]])
+@pytest.mark.parametrize("data", [b"not gzip", describe.pack_tokenizer(m.TokenizerSpec(b"{}" * 100, "f", (), 1)).tokenizer_json_gz[:-9]])
 def test_broken_tokenizer_is_refused(data):
     with pytest.raises(InvalidArgumentError, match="tokenizer_json_gz"):
-        common.unpack_tokenizer(types_pb2.TokenizerSpec(tokenizer_json_gz=data))
+        describe.unpack_tokenizer(types_pb2.TokenizerSpec(tokenizer_json_gz=data))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +194,10 @@ def test_cost_tables_with_missing_values_are_refused(change, words):
         verify_cost=m.VerifyCost((1,), (2.0,), chunk_num_tokens=(8,), chunk_ms=(3.0,)),
         draft_cost=(m.DraftCost(1, 1, 1.0),),
     )
-    packed = common.pack_description(description)
+    packed = describe.pack_description(description)
     change(packed)
     with pytest.raises(InvalidArgumentError, match=words):
-        common.unpack_description(packed)
+        describe.unpack_description(packed)
 
 
 def test_cost_tables_of_an_older_service_are_read():
@@ -202,7 +205,7 @@ def test_cost_tables_of_an_older_service_are_read():
         verify_cost=types_pb2.VerifyCostTable(num_tokens=b"\x01\0\0\0", step_ms=b"\0\0\0\x40", ms_per_row=0.5, max_graph_tokens=1),
         draft_cost=types_pb2.DraftCostTable(num_draft_tokens=b"\x05\0\0\0", num_sequences=b"\x01\0\0\0", draft_ms=b"\0\0\x80\x3f"),
     )
-    description = common.unpack_description(old)
+    description = describe.unpack_description(old)
     assert description.verify_cost == m.VerifyCost((1,), (2.0,), ms_per_row=0.5, max_graph_tokens=1)
     assert (description.draft_cost, description.draft_ms_per_kv_token) == ((m.DraftCost(5, 1, 1.0),), 0.0)
 

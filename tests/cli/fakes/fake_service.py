@@ -17,7 +17,7 @@ from specwire.arguments import parse_flags
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
 from specwire.messages import ServiceDescription
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
-from specwire.wire.common import pack_description
+from specwire.wire.describe import pack_description
 
 KINDS = {"verifier": VerifierConfig, "drafter": DrafterConfig, "coordinator": CoordinatorConfig}
 
