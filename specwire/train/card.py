@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from specwire.train.evaluate import Walk
+from specwire.train.evaluate import Evaluation, Walk
+from specwire.train.recipe import DSPARK_FIELDS
 
 if TYPE_CHECKING:
     from specwire.train.export import Trained
@@ -16,7 +17,7 @@ def model_card(trained: "Trained", num_parameters: int, num_bytes: int) -> str:
     name = _METHOD_NAMES[recipe.method]
     num_trained = int((~sequences.is_held_out).sum())
     vocabulary = "the target's" if trained.draft_ids is None else f"the {len(trained.draft_ids)} ids most frequent in the answers"
-    changed = "\n".join(f"- {key}: {value}" for key, value in recipe.to_dict().items())
+    fields = "\n".join(f"- {key}: {value}" for key, value in recipe.to_dict().items() if recipe.method == "dspark" or key not in DSPARK_FIELDS)
     return f"""---
 library_name: speculators
 tags: [speculative-decoding, {recipe.method}]
@@ -50,16 +51,13 @@ On held-out prompts of the same kind, drafts the head's most likely tokens, no t
 {_row("greedy", evaluation.greedy)}
 {_row(f"temperature {data.temperature:g}", evaluation.sampled)}
 
-The probability that the head gives to its draft, as a prediction of acceptance: expected calibration error
-{_percent(evaluation.raw_calibration_error)}; after a logistic fit by position {_percent(evaluation.calibration_error)},
-area under the curve {_percent(evaluation.area_under_curve)}; with margin and entropy as further inputs
-{_percent(evaluation.wide_calibration_error)} and {_percent(evaluation.wide_area_under_curve)}.
+{_calibration(evaluation)}
 The fit is in `config.json` (`confidence_calibration`: P(accepted, if all before are) = sigmoid(weight x log-odds + bias), by position).
 All figures: `evaluation.json`.
 
 ## Recipe
 
-{changed}
+{fields}
 
 Made with `specwire train`. Drafts never change what the target generates; a head that fits badly is only slower.
 """
@@ -70,5 +68,12 @@ def _row(name: str, walk: Walk) -> str:
     return f"| {name} | {walk.num_sequences:,} | {walk.acceptance_length:.2f} | {shares} |"
 
 
-def _percent(value: float | None) -> str:
-    return "(too few drafts)" if value is None else f"{value:.1%}"
+def _calibration(evaluation: Evaluation) -> str:
+    raw, narrow, wide = evaluation.raw_calibration_error, evaluation.calibration_error, evaluation.wide_calibration_error
+    area, wide_area = evaluation.area_under_curve, evaluation.wide_area_under_curve
+    if raw is None or narrow is None or wide is None or area is None or wide_area is None:
+        return "There were too few drafts to say how well the head's probabilities predict acceptance."
+    return (
+        f"Expected calibration error of the head's own probability of its draft as that of acceptance: {raw:.1%}; after a logistic fit by position\n"
+        f"{narrow:.1%}, area under the curve {area:.2f}; with margin and entropy as further inputs {wide:.1%} and {wide_area:.2f}."
+    )

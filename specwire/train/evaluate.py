@@ -139,7 +139,7 @@ def _observe(row: int, place: int, last: int, accepted: int, signals: np.ndarray
 def _calibrate(observations: np.ndarray, num_drafts: int) -> dict[str, Any]:
     """Fits on half of the sequences, measures on the others."""
     sequence, position, signals, accepted = observations[:, 0], observations[:, 1], observations[:, 2:5], observations[:, 5]
-    is_fit = sequence % 2 == 0
+    is_fit = np.unique(sequence, return_inverse=True)[1] % 2 == 0
     tested = ~is_fit
     predicted = {}
     fits: list[np.ndarray] = []

@@ -11,6 +11,8 @@ import yaml
 from specwire.errors import InvalidArgumentError
 
 METHODS = ("eagle3", "dspark")
+DSPARK_FIELDS = ("markov_rank", "rerank", "anchor_stride", "base_weight")
+"""Of `Recipe`, that say nothing of EAGLE-3."""
 _KINDS = {int: "an integer", float: "a number", str: "text"}
 
 

@@ -59,6 +59,8 @@ def test_walks_take_as_many_steps_as_a_server(wrong: set[int], target: Target, s
         assert walk.num_tokens == sum(last - first for first, last in bounds)
         assert walk.acceptance_length == pytest.approx(walk.num_tokens / max(walk.num_steps, 1), abs=1e-3)
         assert walk.acceptance_by_position == sorted(walk.acceptance_by_position, reverse=True)
+    # Of two greedy answers, one is fitted and the other measured.
+    assert result.raw_calibration_error is not None
     if not wrong:
         assert result.greedy.acceptance_by_position[0] > 0.6
 

@@ -26,15 +26,15 @@ def silent(phase: str, done: float, total: float, note: str) -> None:
 @pytest.mark.parametrize("method", ["eagle3", "dspark"])
 def test_the_loss_falls_and_a_head_comes_out(method: str, options: TrainOptions) -> None:
     phases: list[str] = []
-    recipe = small(method, num_steps=60, tokens_per_step=1200)
+    recipe = small(method, num_steps=40, tokens_per_step=800)
     result = train(replace(options, recipe=recipe), lambda phase, done, total, note: phases.append(phase))
     assert list(dict.fromkeys(phases)) == list(PHASES)
     assert result.phase == ""
     assert result.head == options.output / "head"
     assert result.evaluation is not None
     curve = json.loads((options.output / "curve.json").read_text())["curve"]
-    assert [point["step"] for point in curve] == [20, 40, 60]
-    assert curve[-1]["loss"] < 0.8 * curve[0]["loss"]
+    assert [point["step"] for point in curve] == [20, 40]
+    assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
     assert curve[-1]["overlap"][0] > curve[0]["overlap"][0]
     assert all(0 <= share <= 1 for share in curve[-1]["held_out"]["overlap"])
     loaded = load_head(result.head, method, target=Path(options.model))
