@@ -8,7 +8,7 @@ from specwire.engine.batch import RaggedBatch, Segment
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.graphs.draft_upload import DraftSampling
-from specwire.engine.heads.head import BlockHead
+from specwire.engine.heads.head import BlockHead, Candidates
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 
@@ -67,11 +67,17 @@ class BlockForward:
     def _draw(self, rows: Sequence[HeadRow], hidden: torch.Tensor, logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
         """Token ids and scores [R, num_drafts], one draft after another: each may depend on the one before it."""
         head, slots = self._head, [row.slot for row in rows]
+        num_drafts = logits.shape[1]
         previous = torch.tensor([row.last_token for row in rows], device=self._device)
+        every = Candidates(None, logits.flatten(0, 1)) if head.markov is None else head.markov.candidates(logits.flatten(0, 1))
+        columns = None if every.columns is None else every.columns.unflatten(0, (-1, num_drafts))
+        values = every.logits.unflatten(0, (-1, num_drafts))
         token_ids, scores = [], []
-        for position in range(logits.shape[1]):
-            row_logits = logits[:, position] if head.markov is None else head.markov(logits[:, position], previous)
-            samples = self._sampler.draw(row_logits, slots, [row.end + 1 + position for row in rows])
+        for position in range(num_drafts):
+            candidates = Candidates(None if columns is None else columns[:, position], values[:, position])
+            if head.markov is not None:
+                candidates = candidates._replace(logits=head.markov.biased(candidates, previous))
+            samples = self._sampler.draw(candidates.logits, slots, [row.end + 1 + position for row in rows], candidates.columns)
             scores.append(samples.probs if head.confidence is None else head.confidence(hidden[:, position], previous, position))
             token_ids.append(samples.token_ids)
             previous = samples.token_ids

@@ -9,7 +9,7 @@ from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.graphs.draft_upload import DraftSampling
 from specwire.engine.heads.vocabulary import Vocabulary
-from specwire.engine.sampling.draft import DraftSamples, sample_draft
+from specwire.engine.sampling.draft import DraftSamples, sample_draft, sample_draft_among
 
 
 class HeadRow(NamedTuple):
@@ -82,15 +82,23 @@ class HeadSampler:
         """hidden [R, hidden_size] -> float32 [R, draft_vocab_size]."""
         return self._vocabulary.head(hidden)
 
-    def draw(self, logits: torch.Tensor, slots: Sequence[int], indices: Sequence[int]) -> DraftSamples:
-        """One token for each row of logits [R, draft_vocab_size], each of a slot and with the noise of an index."""
-        sampling = [self._sampling[slot] for slot in slots]
+    def draw(self, logits: torch.Tensor, slots: Sequence[int], indices: Sequence[int], columns: torch.Tensor | None = None) -> DraftSamples:
+        """One token for each row of logits [R, m], each of a slot and with the noise of an index.
+
+        Args:
+            columns: [R, m], which of the head's outputs they are; None = all.
+        """
+        sampling, vocabulary = [self._sampling[slot] for slot in slots], self._vocabulary
+        temperatures, keys, choices = [one.temperature for one in sampling], [one.key for one in sampling], [one.choice for one in sampling]
+        if columns is not None:
+            token_ids = columns if vocabulary.target_ids is None else vocabulary.target_ids[columns]
+            return sample_draft_among(token_ids, logits, temperatures=temperatures, keys=keys, indices=indices, choices=choices)
         return sample_draft(
             logits,
-            temperatures=[one.temperature for one in sampling],
-            keys=[one.key for one in sampling],
+            temperatures=temperatures,
+            keys=keys,
             indices=indices,
-            choices=[one.choice for one in sampling],
-            target_ids=self._vocabulary.target_ids,
-            target_vocab_size=self._vocabulary.size,
+            choices=choices,
+            target_ids=vocabulary.target_ids,
+            target_vocab_size=vocabulary.size,
         )

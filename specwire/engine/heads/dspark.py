@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from specwire.engine.batch import RaggedBatch
 from specwire.engine.heads.config import HeadConfig
 from specwire.engine.heads.dflash import BlockLayers, block_size, is_causal, mask_token_id
+from specwire.engine.heads.head import Candidates
 from specwire.engine.heads.tensors import HeadReader
 from specwire.engine.heads.vocabulary import read_vocabulary
 from specwire.engine.kv_cache import KVCache
@@ -34,13 +35,17 @@ class Markov:
         self._w2 = w2.float()
         self._top_k = top_k if top_k < len(w2) else 0
 
-    def __call__(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        states = F.embedding(previous, self.w1).float()  # [R, rank]
+    def candidates(self, logits: torch.Tensor) -> Candidates:
         if not self._top_k:
-            return torch.addmm(logits, states, self._w2.t())
-        best, columns = logits.topk(self._top_k, dim=1)  # [R, m]
-        biased = best + torch.einsum("rmk,rk->rm", self._w2[columns], states)
-        return torch.full_like(logits, -torch.inf).scatter_(1, columns, biased)
+            return Candidates(None, logits)
+        best, columns = logits.topk(self._top_k, dim=1)
+        return Candidates(columns, best)
+
+    def biased(self, candidates: Candidates, previous: torch.Tensor) -> torch.Tensor:
+        states = F.embedding(previous, self.w1).float()  # [R, rank]
+        if candidates.columns is None:
+            return torch.addmm(candidates.logits, states, self._w2.t())
+        return candidates.logits + torch.einsum("rmk,rk->rm", self._w2[candidates.columns], states)
 
 
 class Confidence:

@@ -1,7 +1,7 @@
 """What drafting methods see of a head, and the layers that all heads have."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -34,11 +34,22 @@ class SequentialHead(Protocol):
         ...
 
 
+class Candidates(NamedTuple):
+    """Ids that may be drafted in each row."""
+
+    columns: torch.Tensor | None  # [R, m] int64, of the head's output; None = all of them
+    logits: torch.Tensor  # [R, m] float32
+
+
 class MarkovHead(Protocol):
     """What a draft's logits gain by the token before it."""
 
-    def __call__(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Logits [R, draft_vocab_size] for rows that follow the target's ids previous [R]; -inf for ids that are left out."""
+    def candidates(self, logits: torch.Tensor) -> Candidates:
+        """Which of logits [R, draft_vocab_size] are looked at."""
+        ...
+
+    def biased(self, candidates: Candidates, previous: torch.Tensor) -> torch.Tensor:
+        """The candidates' logits [R, m] for rows that follow the target's ids previous [R]."""
         ...
 
 

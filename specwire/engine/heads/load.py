@@ -29,6 +29,8 @@ class _MakeHead(Protocol):
     def __call__(self, reader: HeadReader, config: HeadConfig, target: Path | None, num_positions: int) -> Head: ...
 
 
+_TILE = 32
+"""What the width of a layer in tiles is a multiple of."""
 _HEADS: dict[str, _MakeHead] = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead, "dflash": DFlashHead, "dspark": DSparkHead}
 
 
@@ -86,8 +88,9 @@ def load_head(
     number = FORMAT_DTYPES[weights] if weights != "auto" else torch.bfloat16 if dtype == "auto" else parse_dtype(dtype)
     place = torch.device(device)
     limit = max_model_len or (shape or config.layers).max_position_embeddings
-    # Nobody has asked for exact numbers, and drafts need none; the output layer is most of a head's work.
-    output_weights = "int8" if weights == dtype == "auto" and place.type == "cpu" else weights
+    # Nobody has asked for exact numbers, and drafts need none; the output layer is most of a head's work. In tiles it takes the least time.
+    may_round = weights == dtype == "auto" and place.type == "cpu" and config.layers.hidden_size % _TILE == 0
+    output_weights = "int4" if may_round else weights
     reader = HeadReader(tensors, config.layers, number, place, weights="" if weights == "auto" else weights, output_weights=output_weights)
     head = _HEADS[method](reader, config, target, limit)
     return LoadedHead(head, config, source_of(config, tensors, shape), number, place, tensors.hash, limit)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specwire.engine.sampling.philox import key_to_int64
-from specwire.engine.sampling.sampler import SamplerRows, sample_rows
+from specwire.engine.sampling.sampler import SamplerRows, draw_among, sample_rows
 from specwire.sampling_params import GREEDY_EPSILON
 
 _NO_TOP_K = 2**31
@@ -45,18 +45,38 @@ def sample_draft(
     if target_ids is not None:
         assert target_vocab_size is not None, "target_ids without target_vocab_size"
         logits = logits.new_full((len(logits), target_vocab_size), -torch.inf).index_copy_(1, target_ids, logits)
-    device = logits.device
-    temperature = torch.tensor([t if t >= GREEDY_EPSILON else 0.0 for t in temperatures], dtype=torch.float32, device=device)  # [R]
-    rows = SamplerRows(
-        temperatures=temperature,
-        top_ks=torch.full((len(logits),), _NO_TOP_K, device=device),
-        top_ps=torch.ones(len(logits), dtype=torch.float64, device=device),
-        min_ps=torch.zeros(len(logits), dtype=torch.float64, device=device),
+    rows = _rows(logits.device, temperatures, keys, indices, choices)
+    sampled = sample_rows(logits, rows)
+    scaled = logits / torch.where(rows.temperatures > 0, rows.temperatures, 1.0).unsqueeze(1)  # [R, V]
+    probs = (scaled.gather(1, sampled.token_ids.unsqueeze(1)).squeeze(1) - scaled.logsumexp(dim=1)).exp()
+    return DraftSamples(sampled.token_ids, probs.masked_fill(sampled.is_bad, 0.0))
+
+
+def sample_draft_among(
+    token_ids: Tensor, logits: Tensor, *, temperatures: Sequence[float], keys: Sequence[int], indices: Sequence[int], choices: Sequence[int]
+) -> DraftSamples:
+    """As `sample_draft` where all logits but those of a few tokens are -inf.
+
+    Args:
+        token_ids: [R, m] int64, the target's ids, different ones in a row.
+        logits: [R, m] float32.
+        temperatures, keys, indices, choices: [R].
+    """
+    rows = _rows(logits.device, temperatures, keys, indices, choices)
+    chosen = draw_among(token_ids, logits, rows, margins=False).token_ids
+    scaled = logits / torch.where(rows.temperatures > 0, rows.temperatures, 1.0).unsqueeze(1)  # [R, m]
+    probs = scaled.softmax(dim=1).masked_fill(token_ids != chosen.unsqueeze(1), 0.0).sum(dim=1)
+    is_bad = ~logits.amax(dim=1).isfinite()
+    return DraftSamples(torch.where(is_bad, token_ids[:, 0], chosen), probs.masked_fill(is_bad, 0.0))
+
+
+def _rows(device: torch.device, temperatures: Sequence[float], keys: Sequence[int], indices: Sequence[int], choices: Sequence[int]) -> SamplerRows:
+    return SamplerRows(
+        temperatures=torch.tensor([t if t >= GREEDY_EPSILON else 0.0 for t in temperatures], dtype=torch.float32, device=device),
+        top_ks=torch.full((len(keys),), _NO_TOP_K, device=device),
+        top_ps=torch.ones(len(keys), dtype=torch.float64, device=device),
+        min_ps=torch.zeros(len(keys), dtype=torch.float64, device=device),
         keys=torch.tensor([key_to_int64(key) for key in keys], device=device),
         indices=torch.tensor(indices, device=device),
         choices=torch.tensor(choices, device=device),
     )
-    sampled = sample_rows(logits, rows)
-    scaled = logits / torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)  # [R, V]
-    probs = (scaled.gather(1, sampled.token_ids.unsqueeze(1)).squeeze(1) - scaled.logsumexp(dim=1)).exp()
-    return DraftSamples(sampled.token_ids, probs.masked_fill(sampled.is_bad, 0.0))

@@ -139,7 +139,7 @@ class _Drawn:
 
 def _draw_filtered(logits: Tensor, rows: SamplerRows, margins: bool) -> _Drawn:
     support = filtered_support(logits, rows.filters, with_borders=margins)
-    drawn = _draw_among(support.token_ids, support.logits, rows, margins)
+    drawn = draw_among(support.token_ids, support.logits, rows, margins)
     return _Drawn(drawn.token_ids, drawn.top2, support.borders)
 
 
@@ -176,11 +176,11 @@ def _draw_sparse(logits: Tensor, can_win: Tensor, rows: SamplerRows, margins: bo
     values = logits.new_full(token_ids.shape, -torch.inf)
     token_ids[row, column] = token
     values[row, column] = logits[row, token]
-    return _draw_among(token_ids, values, rows, margins)
+    return draw_among(token_ids, values, rows, margins)
 
 
-def _draw_among(token_ids: Tensor, logits: Tensor, rows: SamplerRows, margins: bool) -> _Drawn:
-    """Draw from candidates [n, m]; -inf marks padding."""
+def draw_among(token_ids: Tensor, logits: Tensor, rows: SamplerRows, margins: bool) -> _Drawn:
+    """Draw from candidates [n, m]; -inf marks padding. Rows of temperature 0 take the best."""
     if token_ids.shape[1] == 1:
         return _Drawn(token_ids[:, 0], torch.full_like(logits[:, 0], torch.inf) if margins else None)
     noise = gumbel(noise_words_at(rows.keys, rows.indices, rows.choices, Stream.TARGET, token_ids))  # [n, m]
