@@ -13,10 +13,10 @@ async def test_a_failure_after_the_last_waiter_has_gone_is_not_logged(caplog: py
     """As a service waits for its thread's failure until it stops."""
     broken: Future[None] = Future()
 
-    async def wait() -> None:
+    async def wait(broken: Future[None]) -> None:
         await asyncio.shield(unwatched(asyncio.wrap_future(broken)))
 
-    waiting = asyncio.create_task(wait())
+    waiting = asyncio.create_task(wait(broken))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
