@@ -206,6 +206,8 @@ class Worker:
             self._fail(list(self._sessions), error, "catching up")
             self._note_fault(error)
             return False
+        if method.features is not None:
+            method.features.counts.take_reading()  # no round's
         self.metrics.num_catch_up_tokens += num_tokens
         return num_tokens > 0
 
