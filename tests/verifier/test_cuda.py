@@ -10,10 +10,13 @@ from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.loader import dummy_model, load_model
 from specwire.engine.runner import ModelRunner
+from specwire.messages import FeaturePull, FeatureRange, RowStatus
 from specwire.sampling_params import SamplingParams
+from tests.engine.features.sources import eagle3_source, eagle_source
 from tests.engine.tiny_models import FAMILIES, save_tiny_model
 
 from .harness import PROMPT, Rounds, ahead, decode, ids, make_verifier, open_message, prefill, serve, tiny_config
+from .test_features import true_features
 
 pytestmark = pytest.mark.gpu
 
@@ -84,6 +87,27 @@ def test_rounds_in_flight_equal_the_cpu_ones() -> None:
         texts.append([[row.token_ids[0] for row in column] for column in zip(*rows, strict=True)])
         assert executor == "model" or rounds.verifier.num_waits == 0
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("executor", ["model", "rounds"])
+def test_features_equal_the_cpu_ones(executor: str) -> None:
+    """Of chunks, single tokens, and rows with drafts that are rejected; read by generation, as drafters do."""
+    on_cpu, model = (dummy_model(tiny_config(head_dim=64), torch.float32, device, std=0.4) for device in ("cpu", "cuda"))
+    sources = [eagle3_source(2, 32), eagle_source(32)]
+    rounds = Rounds(make_verifier(model, executor=executor, features=sources))
+    books, text = rounds.verifier.features, list(PROMPTS[0])
+    assert books is not None
+    assert books.waits
+    result = rounds.launch([prefill(0, 30)], opens=[open_message(0, text)])
+    [handle] = result.features
+    text += rounds.launch([prefill(0, 30)]).rows[0].token_ids
+    for drafts in ([], [9, 9, 9], [], [1]):
+        text += rounds.launch([decode(0, text, drafts)]).rows[0].token_ids
+    for source in sources:
+        pulled = books.read(FeaturePull(source.hash, [FeatureRange(handle.generation, 0, len(text) - 1)]), 1 << 20)
+        assert pulled.statuses == [RowStatus.OK]
+        found = torch.frombuffer(bytearray(pulled.data), dtype=source.dtype).view(-1, source.width)
+        torch.testing.assert_close(found, true_features(on_cpu, text, source)[: len(text) - 1], atol=5e-3, rtol=1e-2)
 
 
 async def test_the_two_threads_of_a_served_verifier(socket_dir: Path) -> None:
