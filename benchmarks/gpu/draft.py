@@ -1,7 +1,8 @@
 """A draft model in a service of its own on the verifier's GPU: llama-8b and llama-1b with made-up weights, drafts accepted at given rates.
 
 Plain decoding, fixed K and a batch-size schedule, which is chosen from the cost tables that both services measured at their start, take turns at the
-same verifier. Tokens a second = sequences x steps / (time of all tokens - time of 1 token), the slowest sequence included; the best of the repeats.
+same verifier, behind the same prompts. Tokens a second = sequences x steps / (time of all tokens - time of 1 token), the slowest sequence included;
+the best of the repeats.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import uvloop
 
 from benchmarks.gpu import peer
 from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, TINY, TINY_DRAFT, save_shape
+from benchmarks.gpu.load import random_prompts, run_batch
 from benchmarks.gpu.schedule import Schedule, choose_schedule, predicted_ms
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slice, Slices, make_parser
@@ -23,14 +25,12 @@ from specwire import rpc
 from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"fixed": 190, "schedule": 80}
-"""The first one also pays for the start and for plain decoding: 190 s each alone."""
+SLICES = {"fixed": 120, "schedule": 40}
+"""The first one also pays for the start and for plain decoding: 120 s each alone."""
 AIMS = {"fixed": {1: 420, 8: 2800, 32: 8800, 128: 14000, 256: 16000}, "schedule": {32: 9000, 128: 16500}}
 """Tokens a second."""
 MIN_X_PLAIN = 0.98
 """Of the schedule, at every number of sequences."""
-_LARGE = 128
-"""From so many sequences on prompts take most of the time, and runs differ little: one each way, and a shorter one to warm up."""
 _DRAFT_KV_BYTES = 8 << 30
 _TINY_KV_BYTES = 16 << 20
 
@@ -49,6 +49,8 @@ async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *
             max_model_len=sizes.max_model_len,
         )
         verifier = verifier_config(folder, save_shape(target, folder / "target"), sizes, device, speculative)
+        verifier = replace(verifier, enable_prefix_caching=True, num_kv_blocks=2 * verifier.num_kv_blocks)
+        prompts = random_prompts(target.vocab_size, sizes.max_num_seqs, sizes.num_prompt_tokens)
         drafter = replace(drafter_config(folder, sizes, device, speculative), kv_cache_memory=_TINY_KV_BYTES if is_tiny else _DRAFT_KV_BYTES)
         async with serve_peers(folder, sizes, target.vocab_size, verifier, drafter) as peers:
             cost = await read_cost(peers)
@@ -60,7 +62,7 @@ async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *
                 for name, part in parts.items():
                     part.note(schedule=schedules[name])
                 for count in sizes.concurrency:
-                    await compare(parts, peers, speculative, schedules, cost, count, min_draft_wait_ms=10_000.0 if is_tiny else 5.0)
+                    await compare(parts, peers, speculative, schedules, cost, prompts[:count], min_draft_wait_ms=10_000.0 if is_tiny else 5.0)
 
 
 async def compare(
@@ -69,15 +71,16 @@ async def compare(
     speculative: SpeculativeConfig,
     schedules: Mapping[str, Schedule],
     cost: StepCost,
-    count: int,
+    prompts: list[list[int]],
     **fields: Any,
 ) -> None:
     """One number of sequences with every schedule, forth and back: what is compared must not be a matter of when it ran."""
+    count = len(prompts)
     order = ["plain", *parts]
     rows: dict[str, dict[str, Any]] = {}
     for name in [*order, *reversed(order)] if peers.sizes.num_repeats > 1 else order:
         config = replace(speculative, num_speculative_tokens_per_batch_size=schedules[name])
-        row = await measure_batch(peers, config, count, **fields)
+        row = await measure_batch(peers, config, prompts, **fields)
         if name not in rows or row["tok_s"] > rows[name]["tok_s"]:
             rows[name] = row
     plain_tok_s, context = rows["plain"]["tok_s"], _context(peers.sizes)
@@ -103,16 +106,15 @@ async def compare(
         )
 
 
-async def measure_batch(peers: Peers, speculative: SpeculativeConfig, count: int, **fields: Any) -> dict[str, Any]:
-    """One number of sequences through a coordinator of its own, warmed up."""
-    sizes = peers.sizes
+async def measure_batch(peers: Peers, speculative: SpeculativeConfig, prompts: list[list[int]], **fields: Any) -> dict[str, Any]:
+    """One number of sequences through a coordinator of its own, warmed up. The prompts are in the prefix caches from then on."""
+    sizes, count = peers.sizes, len(prompts)
     async with serve_coordinator(peers, UNIX, speculative, **fields) as served:
-        is_large = count >= _LARGE
-        await served.generate(count, sizes.num_steps // 4 if is_large else sizes.num_steps + 1)
+        await run_batch(served.channel, prompts, sizes.num_steps + 1)
         firsts, totals = [], []
-        for _ in range(1 if is_large else max(1, sizes.num_repeats - 1)):  # each is measured twice
-            firsts.append((await served.generate(count, 1)).seconds)
-            totals.append(await served.generate(count, sizes.num_steps + 1))
+        for _ in range(max(1, sizes.num_repeats - 1)):  # each is measured twice
+            firsts.append((await run_batch(served.channel, prompts, 1)).seconds)
+            totals.append(await run_batch(served.channel, prompts, sizes.num_steps + 1))
         status = await served.status()
     best = min(totals, key=lambda generated: generated.seconds)
     spec = best.spec
