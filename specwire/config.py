@@ -167,7 +167,7 @@ class CoordinatorConfig:
         0.01, "adaptive verification: how much better another number of drafts must be to be asked for", low=0, high=1
     )
     adaptive_probe_share: float = option(
-        0.005, "adaptive verification: most of the time that may go into drafts that do not pay, to learn when they do; 0 = none", low=0, high=0.1
+        0.01, "adaptive verification: most of the time that may go into drafts that do not pay, to learn when they do; 0 = none", low=0, high=0.1
     )
     calibration_file: str = option("", "adaptive verification: file in which what was learned of scores outlives a restart; empty = none")
     verifier_timeout_s: float = option(

@@ -83,8 +83,8 @@ class SimulatedLane:
         self.num_steps += 1
         if len(self.qualities) != number:
             self.qualities, self.graded = np.full(number, np.nan), np.zeros(number, dtype=np.int64)
-        grades = np.where(np.isnan(self.qualities), UNKNOWN, grades_of(self.qualities))
-        request = self.policy.choose_request(self.num_steps, shape, number, K_MAX, lambda: np.bincount(grades, minlength=NUM_GRADES))
+        grades = self.grades
+        request = self.policy.choose_request(self.num_steps, shape, number, K_MAX, self.count_grades)
         k = request.num_drafts
         asks = np.array(request.by_grade or (k,) * NUM_GRADES)[grades]
         asks[self.num_steps - self.graded >= RETRY_STEPS] = k
@@ -109,6 +109,13 @@ class SimulatedLane:
         taken = shape._replace(num_requested=k, num_asked=num_asked, leaves_run_ahead=self.runs_ahead and k > 0)
         self.runs_ahead = k == 0
         return float(cost.step_ms(np.array([int(num_kept.sum())]), taken)[0]), num_kept, num_accepted, k
+
+    @property
+    def grades(self) -> np.ndarray:
+        return np.where(np.isnan(self.qualities), UNKNOWN, grades_of(self.qualities))
+
+    def count_grades(self) -> np.ndarray:
+        return np.bincount(self.grades, minlength=NUM_GRADES)
 
     def throughput(self, rates: np.ndarray, num_steps: int) -> float:
         """Expected tokens a millisecond over so many steps."""
