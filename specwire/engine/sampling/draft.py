@@ -63,7 +63,11 @@ def sample_draft_among(
         temperatures, keys, indices, choices: [R].
     """
     rows = _rows(logits.device, temperatures, keys, indices, choices)
-    chosen = draw_among(token_ids, logits, rows, margins=False).token_ids
+    if all(temperature < GREEDY_EPSILON for temperature in temperatures):
+        is_best = logits == logits.amax(dim=1, keepdim=True)
+        chosen = token_ids.masked_fill(~is_best, torch.iinfo(torch.int64).max).amin(dim=1)
+    else:
+        chosen = draw_among(token_ids, logits, rows, margins=False).token_ids
     scaled = logits / torch.where(rows.temperatures > 0, rows.temperatures, 1.0).unsqueeze(1)  # [R, m]
     probs = scaled.softmax(dim=1).masked_fill(token_ids != chosen.unsqueeze(1), 0.0).sum(dim=1)
     is_bad = ~logits.amax(dim=1).isfinite()

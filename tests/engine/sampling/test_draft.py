@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specwire.engine.sampling.draft import sample_draft
+from specwire.engine.sampling.draft import sample_draft, sample_draft_among
 from specwire.engine.sampling.sampler import SamplerRows, sample_rows
 from specwire.sampling_params import SamplingParams
 
@@ -69,3 +69,19 @@ def test_rows_of_different_temperatures_and_a_bad_row() -> None:
     assert drafts.token_ids[:2].tolist() == [5, 5]
     assert drafts.probs.tolist() == pytest.approx([0.5, 1.0, 0.0])
     assert 0 <= drafts.token_ids[2] < 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_among_a_few_tokens_as_if_all_others_were_impossible(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(6)
+    token_ids = torch.stack([torch.randperm(1000, generator=generator)[:40] for _ in range(200)])
+    few = torch.randn(200, 40, generator=generator)
+    few[:20] = few[:20].round()  # ties, which the lowest id wins
+    everything = torch.full((200, 1000), -torch.inf).scatter_(1, token_ids, few)
+    given = {"temperatures": [temperature] * 200, "keys": range(200), "indices": [9] * 200, "choices": [1] * 200}
+    expected, found = sample_draft(everything, **given), sample_draft_among(token_ids, few, **given)  # type: ignore[arg-type]
+    assert torch.equal(found.token_ids, expected.token_ids)
+    torch.testing.assert_close(found.probs, expected.probs)
+    bad = sample_draft_among(token_ids[:1], torch.full((1, 40), torch.nan), temperatures=[temperature], keys=[1], indices=[9], choices=[0])
+    assert bad.probs.tolist() == [0.0]
+    assert int(bad.token_ids) in token_ids[0]
