@@ -120,7 +120,7 @@ class FeatureReader:
         from .rpc import make_connect
 
         connect = make_connect(source, config.max_message_mb << 20, client_tls(config))
-        return cls(source, connect, uses_memory=config.share_features, device=config.device)
+        return cls(source, connect, uses_memory=config.read_shared_features, device=config.device)
 
     def note(self, seq_id: int, handle: FeatureHandle) -> None:
         """What there is to know of a sequence now: the blocks since the last handle of its generation, and how many positions are there."""

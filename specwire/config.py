@@ -119,7 +119,7 @@ class DrafterConfig:
     prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
     profile_context_len: int = option(8192, "tokens of context behind which costs are measured at the start, as far as they fit", low=1)
     use_cuda_graphs: bool = option(True, "on CUDA draft in captured graphs; no = kernel by kernel, to look for faults")
-    share_features: bool = option(True, "draft heads: read features in the memory of verifiers of this host and user where these share it")
+    read_shared_features: bool = option(True, "draft heads: read features in the memory of verifiers of this host and user where these share it")
     grace_s: float = option(10.0, "most seconds from SIGTERM until all coordinators have gone on elsewhere", low=0)
     metrics_listen: str = option("", "host:port of the metrics for Prometheus; none = no metrics endpoint", pattern="(?!unix:).*", lowest_port=0)
     gpu_memory_utilization: float = option(0.9, _UTILIZATION, low=0.01, high=1)

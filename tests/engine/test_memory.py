@@ -116,7 +116,7 @@ def test_needs_are_what_a_runner_took(device: FakeDevice, monkeypatch: pytest.Mo
             device.take(150)
 
     made = []
-    monkeypatch.setattr(memory, "KVCache", lambda config, num_blocks, dtype, where: made.append(num_blocks))
+    monkeypatch.setattr(memory, "KVCache", lambda config, num_blocks, dtype, where, features: made.append(num_blocks))
     model = SimpleNamespace(device=torch.device("cuda"), config=None, dtype=torch.bfloat16)
     needs = measure_needs(model, Runner)  # type: ignore[arg-type]
     assert made == [1]

@@ -120,7 +120,7 @@ async def test_drafts_of_a_stack_are_the_references(socket_dir: Path, target, he
     async with AsyncExitStack() as resources:
         loaded, address = await resources.enter_async_context(serve_verifier(socket_dir, config))
         watch.follow(loaded.verifier)
-        drafter = await resources.enter_async_context(serve_drafter(socket_dir, head_config(target, checkpoint, share_features=uses_memory)))
+        drafter = await resources.enter_async_context(serve_drafter(socket_dir, head_config(target, checkpoint, read_shared_features=uses_memory)))
         stack = await resources.enter_async_context(coordinate(socket_dir, [address], [drafter.addresses[0]], speculation=spec))
         assert await generate(stack) == plain, "drafts changed the text"
         used, unused = (MEMORY, GRPC) if uses_memory else (GRPC, MEMORY)
