@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specwire.client import Choice, GenerationResult, StreamEvent
+from specwire.client import Choice, StreamEvent
 from specwire.http.logprobs import CompletionLogprobs, chat_logprobs
 from specwire.http.token_text import TokenTexts
 from specwire.messages import TokenLogprobs, Usage
@@ -36,7 +36,7 @@ class Format(Protocol):
     kind: str
     stream_kind: str
 
-    def choice(self, index: int, result: GenerationResult, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """A whole choice."""
 
     def begin(self, index: int) -> dict[str, Any] | None:
@@ -74,9 +74,9 @@ class CompletionFormat:
         self._n = n
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def choice(self, index: int, result: GenerationResult, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         shown = self._choice(index, self._echo(index) + (choice.decoded or ""), choice.token_ids, choice.logprobs)
-        shown |= {"finish_reason": choice.finish_reason, "stop_reason": stop_reason(choice)}
+        shown |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_cause}
         if self._prompt_token_ids is not None:
             shown |= {"token_ids": choice.token_ids, "prompt_token_ids": self._prompt_token_ids[index // self._n]}
         return shown
@@ -94,7 +94,7 @@ class CompletionFormat:
         if not text and event.finish_reason is None and self._texts is None and self._prompt_token_ids is None:
             return None
         shown = self._choice(index, text, event.token_ids, event.logprobs)
-        shown |= {"finish_reason": event.finish_reason, "stop_reason": stop_reason(event)}
+        shown |= {"finish_reason": event.finish_reason, "stop_reason": event.stop_cause}
         if self._prompt_token_ids is not None:
             shown["token_ids"] = event.token_ids
         return shown
@@ -123,14 +123,14 @@ class ChatFormat:
         self._texts = texts
         self._prompt_token_ids = prompt_token_ids
 
-    def choice(self, index: int, result: GenerationResult, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.decoded or "", "refusal": None}
         shown = {
             "index": index,
             "message": message,
             "logprobs": self._show_logprobs(choice.token_ids, choice.logprobs),
             "finish_reason": choice.finish_reason,
-            "stop_reason": stop_reason(choice),
+            "stop_reason": choice.stop_cause,
         }
         if self._prompt_token_ids is not None:
             shown |= {"token_ids": choice.token_ids, "prompt_token_ids": self._prompt_token_ids[0]}
@@ -146,7 +146,7 @@ class ChatFormat:
         text = "".join(event.pieces or ())
         if not text and event.finish_reason is None and self._texts is None and self._prompt_token_ids is None:
             return None
-        shown = self._part(index, {"content": text} if text else {}, event.finish_reason, stop_reason(event))
+        shown = self._part(index, {"content": text} if text else {}, event.finish_reason, event.stop_cause)
         shown["logprobs"] = self._show_logprobs(event.token_ids, event.logprobs)
         if self._prompt_token_ids is not None:
             shown["token_ids"] = event.token_ids
@@ -157,11 +157,6 @@ class ChatFormat:
 
     def _show_logprobs(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> dict[str, Any] | None:
         return None if self._texts is None or logprobs is None or not token_ids else chat_logprobs(self._texts, token_ids, logprobs)
-
-
-def stop_reason(choice: Choice | StreamEvent) -> int | str | None:
-    """The stop string or id that ended a choice (as vLLM gives it)."""
-    return choice.stop_cause
 
 
 def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:

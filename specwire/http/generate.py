@@ -72,7 +72,10 @@ class Generations:
             self._board.add(DISCONNECTS, ("streaming",))
         elif failure is not None:
             self._board.add(FAILED_STREAMS)
-        held.__exit__(type(failure), failure, failure.__traceback__) if failure else held.close()
+        if failure is None:
+            held.close()
+        else:
+            held.__exit__(type(failure), failure, failure.__traceback__)
 
 
 def _span_end(span: RequestSpan, attributes: Attributes) -> Callable[[object, BaseException | None, object], None]:

@@ -1,24 +1,17 @@
 """One request for generations: of one or several prompts, answered whole or as a stream."""
 
 import asyncio
-import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.client import AsyncClient, Chat, Choice, GenerationResult, StreamEvent
-from specwire.client.prompts import check_prompt, encode_prompt
+from specwire.client import AsyncClient, Choice, GenerationResult, StreamEvent
 from specwire.errors import InternalError
-from specwire.http.failures import Refusal
 from specwire.http.formats import AnswerHead, Format, usage_of
 from specwire.http.metrics import GenerationClock
 from specwire.http.streaming import merge
 from specwire.messages import Usage
 from specwire.sampling_params import SamplingParams
-from specwire.tokenizer import Tokenizer
-
-_LONG_TEXT = 20_000
-"""Characters from which on a text is encoded on a thread: it takes milliseconds, in which no stream would go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +46,8 @@ class Generation:
         for result in results:
             clock.prompt(len(result.prompt_token_ids))
             clock.result(result)
-        numbered = [(self._index(position, choice.index), result, choice) for position, result in enumerate(results) for choice in result.choices]
-        choices = [self.format.choice(index, result, choice) for index, result, choice in numbered]
+        numbered = [(self._index(position, choice.index), choice) for position, result in enumerate(results) for choice in result.choices]
+        choices = [self.format.choice(index, choice) for index, choice in numbered]
         return self.head.answer(self.format.kind, choices, usage=usage_of([[choice.usage for choice in result.choices] for result in results]))
 
     async def stream(self, clock: GenerationClock, *, includes_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
@@ -95,31 +88,6 @@ class Generation:
 
     def _label(self, position: int) -> str:
         return self.label if len(self.prompts) == 1 else f"{self.label} {position}"
-
-
-async def encode(prompt: str | list[int] | Chat, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a prompt; a long one does not hold up others.
-
-    Args:
-        add_special_tokens: with those that the model wants around a text.
-
-    Raises:
-        Refusal: there is no tokenizer for it.
-        SpecwireError: as of the client's own prompts.
-    """
-    checked = check_prompt(prompt)
-    if isinstance(checked, list):
-        size = 0
-    elif tokenizer is None:
-        text = "no tokenizer is served, so that neither text nor messages can be read; send token ids to /v1/completions"
-        raise Refusal(text, param="messages" if isinstance(checked, Chat) else "prompt", code="unsupported")
-    else:
-        size = len(checked) if isinstance(checked, str) else sum(len(str(message.get("content"))) for message in checked.messages)
-    if isinstance(checked, str) and tokenizer is not None and not add_special_tokens:
-        call = functools.partial(tokenizer.encode, checked, add_special_tokens=False)
-    else:
-        call = functools.partial(encode_prompt, checked, tokenizer, "")
-    return call() if size < _LONG_TEXT else await asyncio.to_thread(call)
 
 
 def _check_end(part: Choice | StreamEvent) -> None:

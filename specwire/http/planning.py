@@ -1,8 +1,9 @@
 """From a request's body to its generation: prompts as token ids, parameters, and the form of the answer."""
 
+from specwire.http.encoding import encode
 from specwire.http.failures import Refusal
 from specwire.http.formats import AnswerHead, ChatFormat, CompletionFormat, Format
-from specwire.http.generation import Generation, encode
+from specwire.http.generation import Generation
 from specwire.http.requests import ChatRequest, CompletionRequest, SamplingFields
 from specwire.http.token_text import TokenTexts
 from specwire.http.upstream import Caller

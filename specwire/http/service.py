@@ -10,11 +10,11 @@ from fastapi.responses import JSONResponse
 
 from specwire.config import HttpConfig
 from specwire.http.board import Board
+from specwire.http.encoding import encode, encode_text
 from specwire.http.exposition import Exposition
 from specwire.http.failures import Refusal
 from specwire.http.fields import Body, read_fields
 from specwire.http.generate import Generations
-from specwire.http.generation import encode
 from specwire.http.lifetime import Lifetime
 from specwire.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specwire.http.spans import HttpSpans
@@ -81,7 +81,11 @@ class HttpService:
 
         async def tokenize(caller: Caller) -> dict[str, Any]:
             model, tokenizer = await caller.check_model(body.model), _need(await caller.tokenizer())
-            token_ids = await encode(body.content, tokenizer, add_special_tokens=body.add_special_tokens)
+            content = body.content
+            if isinstance(content, str):
+                token_ids = await encode_text(content, tokenizer, add_special_tokens=body.add_special_tokens)
+            else:
+                token_ids = await encode(content, tokenizer)
             answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
             return answer | {"token_strs": [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None}
 

@@ -93,3 +93,8 @@ async def test_tokenize_and_back(served: Served) -> None:
     chat = (await served.post("/tokenize", {"messages": [{"role": "user", "content": "é"}], "return_token_strs": True})).json
     assert bytes(chat["tokens"]).decode() == "<user>é<assistant>"
     assert chat["token_strs"][0] == "<"
+    assert (await served.post("/tokenize", {"prompt": ""})).json["tokens"] == []
+    assert (await served.post("/tokenize", {"prompt": "a" * 30_000})).json["count"] == 30_000
+    assert (await served.post("/tokenize", {"prompt": "a", "messages": []})).status == 400
+    assert (await served.post("/tokenize", {"prompt": "\ud800"})).status == 400
+    assert (await served.post("/detokenize", {"tokens": [99_999]})).status == 400

@@ -174,3 +174,24 @@ def test_internal_errors_are_500() -> None:
     from specwire.http.failures import refusal_of
 
     assert refusal_of(InternalError("x"), {}).status == 500
+
+
+async def test_the_schema_has_the_parameters(served: Served) -> None:
+    schema = (await served.get("/openapi.json")).json
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"messages", "temperature", "max_draft_tokens"} <= body["properties"].keys()
+    assert (await served.get("/version")).json["version"]
+    assert (await served.get("/docs")).status == 404
+
+
+async def test_without_a_tokenizer(socket_dir: Path) -> None:
+    async with http_served(socket_dir, verifier={"tokenizer": None}) as served:
+        ids = await served.post("/v1/completions", {"prompt": [97], "max_tokens": 9, "seed": 1, "return_token_ids": True})
+        assert ids.json["choices"][0]["token_ids"] == served.verifier.target.generate([97], 9, 1)
+        wanted = {"prompt": [97], "return_token_ids": True}
+        wrong = [({"prompt": [97]}, "return_token_ids"), (wanted | {"prompt": "a"}, "prompt"), (wanted | {"echo": True}, "echo")]
+        for body, param in [*wrong, (wanted | {"bad_words": ["a"]}, "bad_words")]:
+            answer = await served.post("/v1/completions", body)
+            assert (answer.status, answer.json["error"]["param"]) == (400, param)
+        assert (await served.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "return_token_ids": True})).status == 400
+        assert (await served.post("/tokenize", {"prompt": "a"})).status == 400
