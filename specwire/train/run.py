@@ -13,7 +13,7 @@ from specwire.engine.models.loader import check_device, parse_dtype
 from specwire.tokenizer import Tokenizer
 from specwire.train.answers import check_about, load_or_generate
 from specwire.train.batches import BatchSource
-from specwire.train.data import DataConfig, Sequences, join_answers, make_jobs
+from specwire.train.data import DataConfig, Sequences, jobs_hash, join_answers, make_jobs
 from specwire.train.deadline import Deadline, TimeUp
 from specwire.train.evaluate import Evaluation, evaluate
 from specwire.train.export import Trained, export
@@ -84,6 +84,10 @@ def train(options: TrainOptions, on_progress: OnProgress) -> TrainResult:
     name = "bfloat16" if device.type == "cuda" else "float32"
     target = Target(folder, parse_dtype(name if options.dtype == "auto" else options.dtype), device)
     jobs = make_jobs(options.prompts, Tokenizer.from_folder(folder), options.data, target.config.max_position_embeddings)
+    options.output.mkdir(parents=True, exist_ok=True)
+    made_for = {"model": _name(options.model), "weights_hash": target.weights_hash, "jobs": jobs_hash(jobs)}
+    about = made_for | {"recipe": options.recipe.to_dict(), "data": options.data.to_dict()}
+    check_about(options.output / "run.json", about, "a head", "name another --output, or delete this one")
     phase = PHASES[0]
 
     def report(done: float, total: float, note: str = "") -> None:
@@ -117,9 +121,6 @@ class _Run:
         self._feature_layers = feature_layers(recipe, target.config.num_layers)
         self._draft_ids = choose_draft_ids(sequences, recipe.draft_vocab_size, target.config.vocab_size)
         draft_ids = torch.from_numpy(self._draft_ids).to(target.device) if self._draft_ids is not None else None
-        options.output.mkdir(parents=True, exist_ok=True)
-        about = {"model": _name(options.model), "weights_hash": target.weights_hash, "recipe": recipe.to_dict(), "data": options.data.to_dict()}
-        check_about(options.output / "run.json", about, "a head", "name another --output, or delete this one")
         self.source = BatchSource(target, sequences, self._feature_layers)
         self._module = make_head(recipe, target, len(self._feature_layers), draft_ids)
         assert isinstance(self._module, Head), f"{type(self._module).__name__} lacks a part of the head's protocol"

@@ -80,6 +80,10 @@ def test_folders_of_other_runs_are_refused(options: TrainOptions) -> None:
     train(replace(options, recipe=small("eagle3", num_steps=1)), silent)
     with pytest.raises(FailedPreconditionError, match=r"recipe \(.*another --output"):
         train(replace(options, recipe=small("eagle3", num_steps=2)), silent)
+    others = options.prompts.with_name("others.jsonl")
+    others.write_text(options.prompts.read_text().replace("a", "b"))
+    with pytest.raises(FailedPreconditionError, match=r"jobs \(.*another --output"):
+        train(replace(options, recipe=small("eagle3", num_steps=1), prompts=others, answers=options.output / "others"), silent)
 
 
 def test_training_ends_in_time(options: TrainOptions) -> None:
