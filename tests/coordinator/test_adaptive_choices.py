@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.status import describe_status
-from specwire.messages import VerifyCost, VerifyRound
+from specwire.messages import DraftCost, DraftOpen, VerifyCost, VerifyRound
 from tests.coordinator.adaptive_cluster import VERIFIER, K, adaptive_cluster, drafter, policy_of
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.drafter import DrafterScript
@@ -60,7 +60,9 @@ async def test_k_goes_to_0_where_drafts_are_bad_and_comes_back_when_they_are_goo
         assert 0 < sum(k > 0 for k in ks()) < 0.1 * len(ks()), "but for probes, it runs ahead"
         assert any(row.from_round for message in cluster.verifiers[0].received for row in message.rows)
         cluster.drafters[0].script.acceptance = 1.0
+        before = cluster.num_steps
         await cluster.until(lambda: min(ks()[-30:]) == K)
+        assert cluster.num_steps - before < 30 + 150, "it is found out in tens of steps"
         status = describe_status(cluster.engine).lanes[0].policy
         assert status.is_adaptive
         assert status.num_probes > 0
@@ -100,6 +102,40 @@ async def test_only_good_drafts_are_kept() -> None:
         await cluster.until(lambda: cluster.engine.counters.num_draft_tokens > 600)
         accepted, verified = cluster.engine.counters.num_accepted_tokens - accepted, cluster.engine.counters.num_draft_tokens - verified
         assert accepted > 0.9 * verified
+        cancel(running)
+
+
+async def test_sequences_are_asked_for_drafts_by_how_good_theirs_are() -> None:
+    """Half of them have good drafts, half bad ones, and a draft costs for each sequence. Then it is the other way round."""
+    first_good = 0
+
+    def acceptance(opened: DraftOpen) -> float:
+        return float(opened.token_ids[2] % 2 == first_good)
+
+    def score(is_right: bool, position: int) -> float:
+        return 0.9 if is_right else 0.1
+
+    cost = tuple(DraftCost(k, n, 0.05 * k * n) for k in (1, 8) for n in (1, 16))
+    script = replace(long_drafter(), acceptance=acceptance, score=score, draft_cost=cost)
+    async with adaptive_cluster([script], [LONG]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster, 12)
+
+        def shares() -> tuple[float, float]:
+            """Rows of the last 40 rounds that had drafts, of sequences of each kind."""
+            rounds = [message for message in cluster.verifiers[0].received if not any(row.token_budget for row in message.rows)][-40:]
+            kinds = {sequence.slot.index: sequence.token_ids[2] % 2 for sequence in cluster.engine.lanes[0].running if sequence.slot is not None}
+            rows = [(kinds[row.slot], bool(row.draft_tokens)) for message in rounds for row in message.rows if row.slot in kinds]
+            numbers = [[has for kind, has in rows if kind == which] for which in (0, 1)]
+            return sum(numbers[0]) / max(1, len(numbers[0])), sum(numbers[1]) / max(1, len(numbers[1]))
+
+        await steps(cluster, 40)
+        await cluster.until(lambda: shares()[0] > 0.9 and shares()[1] < 0.1)
+        asked = cluster.drafters[0].num_rows
+        await steps(cluster, 64)
+        assert cluster.drafters[0].num_rows - asked < 0.7 * 64 * 12, "half of them, and the others once in 32 steps"
+        first_good = 1
+        await cluster.until(lambda: shares()[0] < 0.1 and shares()[1] > 0.9)
         cancel(running)
 
 

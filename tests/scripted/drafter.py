@@ -29,8 +29,8 @@ GARBAGE = ("wrong_tokens", "out_of_vocabulary", "negative", "too_many", "unknown
 class DrafterScript:
     """How a scripted drafter behaves; fields may be changed while it runs.
 
-    acceptance: share of drafts that equal the target's token, drawn by a hash of the prefix. garbage: kinds of broken replies, one drawn for
-    each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes.
+    acceptance: share of drafts that equal the target's token, drawn by a hash of the prefix; or that of a sequence. garbage: kinds of broken
+    replies, one drawn for each reply. num_catch_up_rounds: rows after an Open that are answered CATCHING_UP. delay_s: what a reply takes.
     score(is right, position): of a draft; None = such a row has none.
     tells_times: answers say when they were made (in process only).
     """
@@ -42,7 +42,7 @@ class DrafterScript:
     max_num_draft_tokens: int = 16
     tokenizer_fingerprint: str = ""
     instance_id: str = ""  # a new one for each drafter
-    acceptance: float = 1.0
+    acceptance: float | Callable[[DraftOpen], float] = 1.0
     num_catch_up_rounds: int = 0
     garbage: tuple[str, ...] = ()
     delay_s: float | Callable[[DraftRound], float] = 0.0
@@ -164,9 +164,11 @@ class ScriptedDrafter:
             return DraftRowResult(RowStatus.CATCHING_UP, row.slot, row.epoch, row.base_len)
         prefix, drafts, alphabet = slot.prefix, [], self.script.alphabet
         scores: list[float | None] = []
+        given_share = self.script.acceptance
+        share = given_share(slot.open) if callable(given_share) else given_share
         for position in range(row.num_drafts):
             token = right = self.target.sample(prefix.state)
-            if hash((prefix.state, 2)) % 1000 >= self.script.acceptance * 1000:
+            if hash((prefix.state, 2)) % 1000 >= share * 1000:
                 token = alphabet[hash((prefix.state, 3)) % len(alphabet)]
             drafts.append(token)
             scores.append(self.script.score(token == right, position))
