@@ -13,7 +13,7 @@ and what they lead to by mistake is made up for by fewer of them, as far as that
 
 _NUM_FREE_PROBES = 8
 """The first probes cost no credit: nothing is known yet."""
-MIN_PROBE_LOSS = 0.1
+MIN_PROBE_LOSS = 0.2
 """Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
 _MAX_LOANS = 4
 _STRIDE = 16
