@@ -4,6 +4,7 @@ import logging
 
 from specwire.config import DrafterConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.graphs.progress import log_progress
 from specwire.engine.heads.calibration import read_calibration
 from specwire.engine.heads.dflash import DFlashHead
 from specwire.engine.heads.dspark import DSparkHead
@@ -23,7 +24,7 @@ from .draft_head import DraftHead, Features
 from .features import FeatureReader
 from .head_forward import HeadForward
 from .load import count_blocks, read_fingerprint
-from .sequential import SequentialForward
+from .sequential import DeviceSequentialForward, SequentialForward
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,13 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
             max_num_drafts=spec.num_speculative_tokens,
             max_num_seqs=config.max_num_seqs,
             greedy=spec.draft_sample_method == "greedy",
+            max_chunk=config.prefill_chunk,
+            use_graphs=config.use_cuda_graphs,
             model_id=name,
             tokenizer_fingerprint=fingerprint,
         )
-    if config.device != "cpu" and config.use_cuda_graphs:
-        logger.warning("draft heads run kernel by kernel: no graphs of them are captured")
+    if config.device != "cpu" and config.use_cuda_graphs and spec.method in ("dflash", "dspark"):
+        logger.warning("heads that draft blocks run kernel by kernel: no graphs of them are captured")
     dtype = drafter.description.dtype
     logger.info("loaded %s (%s, %s) with %d KV blocks of %d tokens in %s", name, dtype, loaded.device, num_blocks, BLOCK_SIZE, phases)
     return drafter
@@ -97,6 +100,8 @@ def head_drafter(
     max_num_drafts: int,
     max_num_seqs: int,
     greedy: bool = False,
+    max_chunk: int = 256,
+    use_graphs: bool = True,
     model_id: str = "",
     tokenizer_fingerprint: str = "",
 ) -> DraftHead:
@@ -108,6 +113,8 @@ def head_drafter(
         max_num_drafts: most drafts at once (K).
         max_num_seqs: most sequences; their numbers are below it.
         greedy: draft by argmax whatever the request's temperature.
+        max_chunk: most rows of one pass without drafts, on a GPU.
+        use_graphs: on a GPU, capture what can be captured.
 
     Raises:
         InvalidArgumentError: the head can't draft that many.
@@ -135,7 +142,7 @@ def head_drafter(
     )
     has_confidences = isinstance(loaded.head, DSparkHead) and loaded.head.confidence is not None
     return DraftHead(
-        _make_forward(loaded, kv_cache, max_num_drafts),
+        _make_forward(loaded, kv_cache, max_num_seqs=max_num_seqs, max_num_drafts=max_num_drafts, max_chunk=max_chunk, use_graphs=use_graphs),
         features,
         source.width,
         description,
@@ -144,7 +151,8 @@ def head_drafter(
     )
 
 
-def _make_forward(loaded: LoadedHead, kv_cache: KVCache, max_num_drafts: int) -> HeadForward:
+def _make_forward(loaded: LoadedHead, kv_cache: KVCache, *, max_num_seqs: int, max_num_drafts: int, max_chunk: int, use_graphs: bool) -> HeadForward:
+    """What suits the head and its device."""
     if isinstance(loaded.head, DFlashHead | DSparkHead):
         most = loaded.head.num_queries - loaded.head.first_draft
         if max_num_drafts > most:
@@ -152,4 +160,18 @@ def _make_forward(loaded: LoadedHead, kv_cache: KVCache, max_num_drafts: int) ->
                 f"num_speculative_tokens is {max_num_drafts}, but the head {loaded.config.name} drafts blocks of {most}; lower it to at most {most}"
             )
         return BlockForward(loaded.head, loaded.config.layers, kv_cache)
-    return SequentialForward(loaded.head, loaded.config.layers, kv_cache)
+    if loaded.device.type != "cuda":
+        return SequentialForward(loaded.head, loaded.config.layers, kv_cache)
+    forward = DeviceSequentialForward(
+        loaded.head,
+        loaded.config.layers,
+        loaded.source.width,
+        kv_cache,
+        max_num_seqs=max_num_seqs,
+        max_num_drafts=max_num_drafts,
+        max_model_len=loaded.max_model_len,
+        max_chunk=max_chunk,
+        use_graphs=use_graphs,
+    )
+    forward.capture(log_progress(logger, "capturing graphs"))
+    return forward

@@ -1,6 +1,6 @@
 """A drafter over a head, whose features are handed to it, and the reference beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,12 +8,20 @@ import torch
 from drafter_svc.draft_head import DraftHead, FeatureSpan
 from drafter_svc.load_head import head_drafter
 from drafter_svc.method import Ask, Drafts
+from drafter_svc.sequential import DeviceSequentialForward
+from specwire.engine.graphs.backends import Backend
+from specwire.engine.heads.eagle import EagleHead
+from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.load import LoadedHead, load_head
+from specwire.engine.heads.mtp import MtpHead
+from specwire.engine.kv_cache import KVCache
 from specwire.messages import DraftOpen, RowStatus
 from specwire.sampling_params import SamplingParams
 from tests.heads.checkpoints import Checkpoint
 from tests.heads.reference import Noise, Reference
 from tests.heads.target import Target, true_features
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass
@@ -90,9 +98,33 @@ class Bench:
         return answers
 
 
-def make_bench(target: Target, checkpoint: Checkpoint, *, max_num_drafts: int = 4, num_blocks: int = 96) -> Bench:
+def make_bench(
+    target: Target, checkpoint: Checkpoint, *, max_num_drafts: int = 4, num_blocks: int = 96, backend: Callable[..., Backend] | None = None
+) -> Bench:
+    """
+    Args:
+        backend: draft token by token on the device with these kernels.
+    """
     method = checkpoint.folder.name.partition("_")[0]
-    loaded = load_head(checkpoint.folder, method, target=target.folder, dtype="float32")
+    loaded = load_head(checkpoint.folder, method, target=target.folder, dtype="float32", device=DEVICE if backend else "cpu")
     features = GivenFeatures()
-    drafter = head_drafter(loaded, features, num_blocks=num_blocks, max_num_drafts=max_num_drafts, max_num_seqs=16)
+    if backend is None:
+        drafter = head_drafter(loaded, features, num_blocks=num_blocks, max_num_drafts=max_num_drafts, max_num_seqs=16)
+    else:
+        drafter = _on_device(loaded, features, num_blocks, max_num_drafts, backend)
     return Bench(loaded, Reference(checkpoint, target.tensors), target, checkpoint, features, drafter)
+
+
+def _on_device(loaded: LoadedHead, features: GivenFeatures, num_blocks: int, max_num_drafts: int, backend: Callable[..., Backend]) -> DraftHead:
+    shape, source = loaded.config.layers, loaded.source
+    assert isinstance(loaded.head, EagleHead | Eagle3Head | MtpHead)
+    cache = KVCache(shape, num_blocks, loaded.dtype, loaded.device)
+    for layer in cache.layers:
+        layer.fill_(float("nan"))  # what was not computed must not be read
+    forward = DeviceSequentialForward(
+        loaded.head, shape, source.width, cache, max_num_seqs=8, max_num_drafts=max_num_drafts, max_model_len=loaded.max_model_len, max_chunk=24,
+        backend=backend(shape, loaded.device, loaded.dtype, cache.block_size),
+    )  # fmt: skip
+    forward.capture()
+    limits = head_drafter(loaded, features, num_blocks=num_blocks, max_num_drafts=max_num_drafts, max_num_seqs=8).description
+    return DraftHead(forward, features, source.width, limits)

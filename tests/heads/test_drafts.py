@@ -5,6 +5,7 @@ import random
 import pytest
 
 from drafter_svc.method import Ask
+from specwire.engine.graphs.backends import TorchBackend, TritonBackend
 from specwire.messages import RowStatus
 from tests.heads.checkpoints import VOCAB, WRITERS, Checkpoint
 from tests.heads.drafting import Bench, make_bench
@@ -18,9 +19,14 @@ def text(seed: int, num_tokens: int = 120) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(num_tokens)]
 
 
-@pytest.fixture(params=list(WRITERS))
+_SLOW = ("eagle3_two_layers", "eagle_plain", "mtp_mimo")
+ON_DEVICE = [f"{name}, on the device" for name in WRITERS if not name.startswith(("dflash", "dspark"))]
+
+
+@pytest.fixture(params=[*WRITERS, *ON_DEVICE])
 def bench(request: pytest.FixtureRequest, target: Target, checkpoints: dict[str, Checkpoint]) -> Bench:
-    return make_bench(target, checkpoints[request.param])
+    name, _, is_on_device = request.param.partition(",")
+    return make_bench(target, checkpoints[name], backend=TorchBackend if is_on_device else None)
 
 
 def test_drafts_equal_the_reference_after_any_history(bench: Bench) -> None:
@@ -91,3 +97,16 @@ def test_no_block_is_lost(bench: Bench) -> None:
         bench.method.close(seq_id)
     assert bench.method.num_free_blocks == free
     bench.method.check_integrity()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding rows compute on memory that nobody wrote
+@pytest.mark.parametrize("name", ["eagle3_speculators", *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)])
+def test_kernels_draft_what_the_reference_drafts(target: Target, checkpoints: dict[str, Checkpoint], name: str) -> None:
+    """Triton's kernels: on a GPU in captured graphs, elsewhere in Triton's interpreter, which is slow."""
+    bench = make_bench(target, checkpoints[name], max_num_drafts=2, backend=lambda config, device, *_: TritonBackend(config, device))
+    bench.begin(0, text(1), 5, SAMPLED)
+    bench.begin(1, text(2), 20, GREEDY)
+    bench.catch_up(24)
+    bench.check([Ask(0, 2), Ask(1, 1)])
+    bench.commit(0, 2)
+    bench.check([Ask(1, 2), Ask(0, 2)])

@@ -1,12 +1,36 @@
 """The passes of drafting on the device: fixed lists of kernels over tensors of fixed size, which graphs can hold."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
+from specwire.engine.graphs.draft_upload import DraftRow
 from specwire.engine.graphs.layers import run_layers
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
+
+
+class DraftPasses(Protocol):
+    """The passes of a call; each but `send` may be captured."""
+
+    def send(self, rows: Sequence[DraftRow]) -> None:
+        """Starts the upload of what the rows of a call have beside tokens."""
+        ...
+
+    def compute(self, inputs: DraftInputs, attention: Attention) -> object:
+        """The uploaded tokens: writes their KV."""
+        ...
+
+    def first(self, inputs: DraftInputs, attention: Attention) -> None:
+        """The uploaded tokens and the first draft of each row."""
+        ...
+
+    def step(self, inputs: DraftInputs, attention: Attention) -> None:
+        """One more draft of each row that wants one, from the one that the pass before has drawn."""
+        ...
 
 
 class DraftForward:
@@ -37,6 +61,9 @@ class DraftForward:
         self._backend = backend
         self._upload, self._tables, self._rows, self._following = upload, tables, rows, following
         self._logits = torch.zeros((len(following.seq_lens), model.config.vocab_size), dtype=torch.float32, device=model.device)
+
+    def send(self, rows: Sequence[DraftRow]) -> None:
+        """Nothing: tokens are all that a model reads."""
 
     def compute(self, inputs: DraftInputs, attention: Attention) -> torch.Tensor:
         """The uploaded tokens: writes their KV; returns hidden states [T, hidden_size]."""

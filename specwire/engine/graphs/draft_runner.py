@@ -14,12 +14,16 @@ import torch
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.backends import Backend, choose_backend
 from specwire.engine.graphs.capture import capture_graphs
-from specwire.engine.graphs.draft_forward import DraftForward
+from specwire.engine.graphs.draft_forward import DraftForward, DraftPasses
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling, DraftUploads
 from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.kv_cache import KVCache
+from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
+
+MakePasses = Callable[[Backend, torch.Tensor, torch.Tensor, DraftRows, DraftInputs, int], DraftPasses]
+"""(kernels, upload, block tables, rows, following inputs, most tokens of a pass) -> the passes of a draft head."""
 
 
 class DraftTokens(NamedTuple):
@@ -27,6 +31,16 @@ class DraftTokens(NamedTuple):
 
     token_ids: list[int]
     probs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadModel:
+    """A head that is drafted with like a model: its layers' shape, and how its passes are made."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    make_passes: MakePasses
 
 
 @dataclass(slots=True)
@@ -38,13 +52,13 @@ class _Pass:
 
 
 class DraftRunner:
-    """One draft model on one device, one call at a time. Not thread-safe: one thread owns it.
+    """One draft model or head on one device, one call at a time. Not thread-safe: one thread owns it.
 
     A call of `launch` is a first pass over the committed tokens that have no KV yet, which draws draft 1 of each row, then a pass for each
     further draft over the rows that want it. First passes are padded to token counts, the others to row counts; on CUDA each size is a graph.
 
     Args:
-        model: the draft model.
+        model: the draft model or head.
         kv_cache: on the same device.
         max_num_seqs: slots.
         max_num_drafts: most drafts of a row (K).
@@ -56,7 +70,7 @@ class DraftRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | HeadModel,
         kv_cache: KVCache,
         *,
         max_num_seqs: int,
@@ -82,7 +96,12 @@ class DraftRunner:
         self._download = torch.zeros(self._rows.results.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._finished = torch.cuda.Event() if device.type == "cuda" else None
 
-        forward = self._forward = DraftForward(model, kv_cache, backend, self._uploads.on_device, tables, self._rows, following)
+        forward: DraftPasses
+        if isinstance(model, HeadModel):
+            forward = model.make_passes(backend, self._uploads.on_device, tables, self._rows, following, self._max_chunk)
+        else:
+            forward = DraftForward(model, kv_cache, backend, self._uploads.on_device, tables, self._rows, following)
+        self._forward = forward
         self._chunk_attention = backend.attention(max_num_seqs, self._max_chunk, self._max_chunk)
         self._first: dict[int, _Pass] = {}
         for size in limits.graph_sizes():
@@ -176,6 +195,7 @@ class DraftRunner:
         """Uploads a call; returns its number of tokens."""
         self._wait()
         self._uploads.send(rows)
+        self._forward.send(rows)
         return sum([len(row.token_ids) for row in rows])
 
     def _run_largest_chunk(self) -> None:

@@ -45,6 +45,7 @@ class DraftRow(NamedTuple):
         token_ids: at least one; with drafts, up to the sequence's last one.
         block_table: the sequence's blocks in order, covering the tokens and all drafts but the last; only grows between an open and the next.
         num_drafts: 0 = only the tokens' KV is wanted.
+        features: for a head: [n, width], of positions features_start .. features_start + n - 1, the tokens' among them.
     """
 
     slot: int
@@ -52,6 +53,8 @@ class DraftRow(NamedTuple):
     token_ids: Sequence[int]
     block_table: Sequence[int]
     num_drafts: int = 0
+    features: torch.Tensor | None = None
+    features_start: int = 0
 
 
 class DraftUploads:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from specwire.engine.batch import RaggedBatch
 from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.device import DevicePass, DeviceTables, HeadStates
 from specwire.engine.heads.head import Layers
 from specwire.engine.heads.tensors import HeadReader, HeadTensors
 from specwire.engine.heads.vocabulary import read_vocabulary
@@ -32,10 +33,14 @@ class Eagle3Head:
         self._math = LayerMath(shape, reader.dtype, reader.device, num_positions)
         self._first = reader.layer("layers.0", in_features=2 * hidden)
         self._input_norm = RmsNorm(self._first.input_norm, eps, reader.dtype)
-        self._hidden_norm = RmsNorm(reader.single("layers.0.hidden_norm.weight", hidden), eps, reader.dtype)
+        self._hidden_weight = reader.single("layers.0.hidden_norm.weight", hidden)
+        self._hidden_norm = RmsNorm(self._hidden_weight, eps, reader.dtype)
         self._post_norm = RmsNorm(self._first.post_norm, eps, reader.dtype)
-        self._others = Layers(self._math, [reader.layer(f"layers.{i}") for i in range(1, shape.num_layers)], shape, reader.dtype, first=1)
-        self._norm = RmsNorm(reader.single("norm.weight", hidden), eps, reader.dtype)
+        self._more = [reader.layer(f"layers.{i}") for i in range(1, shape.num_layers)]
+        self._others = Layers(self._math, self._more, shape, reader.dtype, first=1)
+        self._norm_weight = reader.single("norm.weight", hidden)
+        self._norm = RmsNorm(self._norm_weight, eps, reader.dtype)
+        self.tables = DeviceTables(self._math, shape, reader.dtype)
         # Folders of the library always say it; in plain ones its absence means what the paper's code does.
         self._norm_before_residual = config.flag("norm_before_residual", config.is_speculators)
         self._norm_output = config.flag("norm_output")
@@ -49,6 +54,16 @@ class Eagle3Head:
         residual = (normed.float() if self._norm_before_residual else hidden) + attended
         residual += self._math.feed_forward(self._first, self._post_norm(residual))
         return self._others.run(residual, rotation, batch, kv_cache)
+
+    def run(self, features: torch.Tensor, on: DevicePass) -> HeadStates:
+        first = self._first
+        embedded = on.norm(None, F.embedding(on.inputs.token_ids, self.vocabulary.embedding), first.input_norm)
+        normed = on.norm(None, features, self._hidden_weight)
+        residual = (normed if self._norm_before_residual else features).clone()
+        x = on.attend(first, torch.cat((embedded, normed), -1), 0)
+        x = on.feed_forward(first, on.norm(x, residual, first.post_norm))
+        output = on.norm(on.layers(self._more, x, residual, first=1), residual, self._norm_weight)
+        return HeadStates(output, output if self._norm_output else residual)
 
     def output(self, residual: torch.Tensor) -> torch.Tensor:
         return self._norm(residual)

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from specwire.engine.batch import RaggedBatch
+from specwire.engine.heads.device import DevicePass, DeviceTables, HeadStates
 from specwire.engine.heads.vocabulary import Vocabulary
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
@@ -19,6 +20,11 @@ class SequentialHead(Protocol):
     """
 
     vocabulary: Vocabulary
+    tables: DeviceTables
+
+    def run(self, features: torch.Tensor, on: DevicePass) -> HeadStates:
+        """As `forward`, `output` and `carry` of all rows, on the kernels of a device. features: [T, width] in the head's dtype, unchanged."""
+        ...
 
     def forward(self, batch: RaggedBatch, features: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
         """Writes KV of rows whose tokens are the batch's, with features [T, width]; returns the residual stream behind the last layer,

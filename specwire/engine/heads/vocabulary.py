@@ -24,6 +24,8 @@ class Vocabulary:
     target_ids: torch.Tensor | None  # [draft_vocab_size] int64, the target's id of each column of the head; None = the same ids
     size: int
     """The target's vocab_size."""
+    num_drafted: int
+    """draft_vocab_size."""
 
 
 def read_vocabulary(reader: HeadReader, config: HeadConfig, target: Path | None) -> Vocabulary:
@@ -47,7 +49,7 @@ def read_vocabulary(reader: HeadReader, config: HeadConfig, target: Path | None)
         )
     if target_ids is not None:
         target_ids = target_ids.to(reader.device)
-    return Vocabulary(embedding, LogitsHead(output, make_head_linear(reader.output_weights, output)), target_ids, size)
+    return Vocabulary(embedding, LogitsHead(output, make_head_linear(reader.output_weights, output)), target_ids, size, config.draft_vocab_size)
 
 
 class _Shared:
