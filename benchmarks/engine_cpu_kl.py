@@ -46,7 +46,10 @@ def main() -> None:
     results = [{"weights": weights} | compare(expected, load_model(folder, torch.bfloat16, weights=weights), prompts) for weights in args.weights]
     print_table(
         ["weights", "positions", "mean KL", "largest KL", "other first token", "promised"],
-        [[r["weights"], r["positions"], f"{r['mean_kl']:.6f}", f"{r['largest_kl']:.4f}", r["other_first_token"], f"<= {PROMISED}"] for r in results],
+        [
+            [r["weights"], str(r["positions"]), f"{r['mean_kl']:.6f}", f"{r['largest_kl']:.4f}", str(r["other_first_token"]), f"<= {PROMISED}"]
+            for r in results
+        ],
     )
     figures = {"unit": "nats, mean over the positions", "model": DEFAULT_MODEL, "promised": f"<= {PROMISED}", "results": results}
     print(f"\nwritten to {write_report('engine_cpu_kl', figures, args.output)}")

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from specwire.engine.cpu.attention import num_scratch_floats
-from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
+from specwire.engine.cpu.job import FINE_WORDS, NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
 from specwire.engine.cpu.linear import TiledHead, TiledLinear
 from specwire.engine.cpu.team import Team
-from specwire.engine.cpu.tiles import GROUP
+from specwire.engine.cpu.tiles import GROUP, MAX_ROWS, NUMBERS_BYTES, ROWS_BYTES
 from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import UnsupportedError
@@ -54,6 +54,9 @@ class TiledForward:
             raise UnsupportedError(
                 f"a model with head_dim {config.head_dim} can't be computed in 4 bits here: that needs a multiple of {_FEATURES}; take --weights bf16"
             )
+        widest, limit = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim), 64 * FINE_WORDS * GROUP
+        if widest > limit:
+            raise UnsupportedError(f"a layer of {widest} numbers can't be computed in 4 bits here: the limit is {limit}; take --weights bf16")
         self._config = config
         assert isinstance(head.linear, TiledHead), f"the head is a {type(head.linear)}"
         self._head = head.linear
@@ -159,14 +162,16 @@ class TiledForward:
         config = self._config
         heads_width = config.num_heads * config.head_dim
         widest = max(config.hidden_size, config.intermediate_size, heads_width)
+        tiles = -(-num_rows // MAX_ROWS)
         return {
             Word.NORMED: torch.empty(num_rows, config.hidden_size),
             Word.QKV: torch.empty(num_rows, heads_width + 2 * config.num_kv_heads * config.head_dim),
             Word.ATTENDED: torch.empty(num_rows, heads_width),
             Word.ACT: torch.empty(num_rows, config.intermediate_size),
-            Word.DIGITS: torch.empty(num_rows, 2 * widest, dtype=torch.int8),
-            Word.SUMS: torch.empty(num_rows, widest // GROUP),
+            Word.DIGITS: torch.empty(tiles, 2 * (widest // GROUP) * ROWS_BYTES, dtype=torch.int8),
+            Word.NUMBERS: torch.empty(tiles, widest // GROUP * NUMBERS_BYTES, dtype=torch.int8),
             Word.UNITS: torch.empty(num_rows),
+            Word.FINE: torch.empty(num_rows, FINE_WORDS, dtype=torch.int64),
             Word.CORRECTIONS: torch.empty(num_rows, 2, dtype=torch.int32),
         }
 

@@ -55,6 +55,8 @@ def operation(result: types.Type, parameters: tuple[types.Type, ...], emit: Emit
             return intrinsic(lambda typingctx, a, b, c, d, e, f: signature)
         case 7:
             return intrinsic(lambda typingctx, a, b, c, d, e, f, g: signature)
+        case 8:
+            return intrinsic(lambda typingctx, a, b, c, d, e, f, g, h: signature)
         case 10:
             return intrinsic(lambda typingctx, a, b, c, d, e, f, g, h, i, j: signature)
     raise AssertionError(f"no operation of {len(parameters)} parameters")

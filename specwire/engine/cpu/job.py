@@ -37,9 +37,10 @@ class Word(IntEnum):
     QKV = auto()  # float32 [T, (heads + 2 * kv_heads) * dim]
     ATTENDED = auto()  # float32 [T, heads * dim]
     ACT = auto()  # float32 [T, inner]
-    DIGITS = auto()  # int8 [T, 2 * widest]
-    SUMS = auto()  # float32 [T, widest / 32]
-    UNITS = auto()  # float32 [T]
+    DIGITS = auto()  # int8 [T / 6, 2, widest / 32, 6, 32], as those below in fewer groups where a row is narrower
+    NUMBERS = auto()  # float32 [T / 6, widest / 32, 2, 6]
+    UNITS = auto()  # float32 [T], of the head
+    FINE = auto()  # int64 [T, words], bits of groups that have two digits
     OUT = auto()  # float32 [T, hidden], or logits [T, 16 * head blocks]
     SCRATCH = auto()  # float32 [threads, scratch bytes / 4]
     SCRATCH_BYTES = auto()
@@ -90,5 +91,7 @@ class Phase(IntEnum):
     DOWN = 9
 
 
-SCRATCH_HEADER = 192
-"""Floats of a thread's scratch before those of attention: results of two products of six rows and 16 features."""
+FINE_WORDS = 32
+"""Words of 64 groups that a row may have."""
+SCRATCH_HEADER = 2 * FINE_WORDS + 192
+"""Floats of a thread's scratch before those of attention: bits of groups, results of two products of six rows and 16 features."""

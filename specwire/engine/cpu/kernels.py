@@ -6,12 +6,31 @@ Nothing here depends on the number of threads, nor, for a token's numbers, on wh
 import numpy as np
 from numba import carray, njit
 
-from specwire.engine.cpu.intrinsics import bits_of_f32, f32_at, f32_of_bits, i8_at, i32_at, round_even, u16_at
-from specwire.engine.cpu.tiles import GROUP, q4_1, q4_2, q4_3, q4_4, q4_5, q4_6, q8_1, q8_2, q8_3, q8_4, q8_5, q8_6
+from specwire.engine.cpu.intrinsics import bits_of_f32, f32_at, f32_of_bits, i8_at, i32_at, i64_at, round_even, u16_at
+from specwire.engine.cpu.tiles import (
+    GROUP,
+    MAX_ROWS,
+    NUMBERS_BYTES,
+    ROWS_BYTES,
+    q4_1,
+    q4_2,
+    q4_3,
+    q4_4,
+    q4_5,
+    q4_6,
+    q8_1,
+    q8_2,
+    q8_3,
+    q8_4,
+    q8_5,
+    q8_6,
+)
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}, "boundscheck": False}
 
 _LARGEST = np.float32(127 * 128 - 1)
+_COARSE_SQUARE = np.float32(4.0**2)
+"""A group has low digits if its largest number is more than 4 times the root of the row's mean square."""
 _TINY = np.float32(np.finfo(np.float32).tiny)
 ABSOLUTE = np.int32(0x7FFFFFFF)
 _LOG2_E = np.float32(1.4426950408889634)
@@ -24,40 +43,110 @@ def f32(address, count):
 
 
 @njit(**OPTIONS)
-def split_digits(values, width, digits, sums, unit, corrections):
-    """Writes values [width] as round(value / unit) = 128 * high + low: digits [2 * width] int8 holds all high ones, then all low ones.
+def digits_of(value, factor):
+    """value * factor, rounded, as 128 * high + low; what is too large or no number gives 0."""
+    scaled = round_even(value * factor)
+    rounded = np.int32(scaled if abs(scaled) <= _LARGEST else np.float32(0.0))
+    high = (rounded + np.int32(64)) >> np.int32(7)
+    return high, rounded - (high << np.int32(7))
+
+
+@njit(**OPTIONS)
+def split_groups(values, width, digits, numbers, fine, row):
+    """Writes each group of values [width] as unit * (high + low / 128).
+
+    Low digits are 0 but where a group has a number that is large beside the row: there one digit would be too coarse for the others' sake.
 
     Args:
-        sums: address of float32 [width / 32], the groups' sums of the rounded values.
+        digits: address of int8 [rows / 6, 2, width / 32, 6, 32], high ones and low ones.
+        numbers: address of float32 [rows / 6, width / 32, 2, 6], sums of what is written, and units.
+        fine: address of int64 [rows, words], a bit for each group that has low digits.
+        row: which one of digits, numbers and fine.
+    """
+    x, groups = f32(values, width), width // GROUP
+    digits += digits_at(row, width)
+    numbers += NUMBERS_BYTES * groups * (row // MAX_ROWS) + 4 * (row % MAX_ROWS)
+    is_fine = carray(i64_at(fine + 8 * num_words(width) * row), (num_words(width),))
+    for word in range(num_words(width)):
+        is_fine[word] = 0
+    square = np.float32(0.0)
+    for i in range(width):
+        square += x[i] * x[i]
+    limit = _COARSE_SQUARE * square / np.float32(width)
+    for group in range(groups):
+        y = f32(values + 4 * GROUP * group, GROUP)
+        bits = np.int32(0)
+        for i in range(GROUP):  # absolute values are ordered as their bits are, NaN above all
+            bits = max(bits, bits_of_f32(y[i]) & ABSOLUTE)
+        largest = f32_of_bits(bits)
+        factor, keep = _LARGEST / largest, np.int32(0)
+        if largest * largest > limit:
+            keep = np.int32(-1)
+            is_fine[group >> 6] |= 1 << (group & 63)
+        at = digits + ROWS_BYTES * group
+        high, low = carray(i8_at(at), (GROUP,)), carray(i8_at(at + MAX_ROWS * width), (GROUP,))
+        total = np.int32(0)
+        for i in range(GROUP):
+            first, second = digits_of(y[i], factor)
+            second &= keep
+            high[i], low[i] = np.int8(first), np.int8(second)
+            total += (first << np.int32(7)) + second
+        unit = largest / _LARGEST
+        f32(numbers + NUMBERS_BYTES * group, 1)[0] = np.float32(total) * unit
+        f32(numbers + NUMBERS_BYTES * group + NUMBERS_BYTES // 2, 1)[0] = np.float32(128.0) * unit
+
+
+@njit(**OPTIONS)
+def digits_at(row, width):
+    """Bytes before a row's first high digits."""
+    return 2 * MAX_ROWS * width * (row // MAX_ROWS) + GROUP * (row % MAX_ROWS)
+
+
+@njit(**OPTIONS)
+def num_words(width):
+    """Of bits of groups."""
+    return (width // GROUP + 63) // 64
+
+
+@njit(**OPTIONS)
+def unite(fine, count, width, target):
+    """Bits of groups in which one of count rows has two digits."""
+    words = num_words(width)
+    united = carray(i64_at(target), (words,))
+    for word in range(words):
+        united[word] = 0
+        for row in range(count):
+            united[word] |= carray(i64_at(fine + 8 * words * row), (words,))[word]
+
+
+@njit(**OPTIONS)
+def split_row(values, width, digits, unit, corrections, row):
+    """Writes values [width] as unit * (128 * high + low), all with two digits.
+
+    Args:
+        digits: as in `split_groups`.
         unit: address of a float32.
-        corrections: address of int32 [2], 128 times the sums of either kind of digits; 0 = not wanted.
+        corrections: address of int32 [2], 128 times the sums of either kind of digits.
+        row: which one of digits.
     """
     x = f32(values, width)
-    high, low = carray(i8_at(digits), (width,)), carray(i8_at(digits + width), (width,))
-    group_sums = f32(sums, width // GROUP)
     bits = bits_of_f32(_TINY)
-    for i in range(width):  # absolute values are ordered as their bits are, NaN above all: then all results are NaN, too
+    for i in range(width):
         bits = max(bits, bits_of_f32(x[i]) & ABSOLUTE)
     largest = f32_of_bits(bits)
     f32(unit, 1)[0] = largest / _LARGEST
     factor = _LARGEST / largest
+    of_high, of_low = np.int32(0), np.int32(0)
     for group in range(width // GROUP):
-        total = np.int32(0)
-        for i in range(group * GROUP, (group + 1) * GROUP):
-            scaled = round_even(x[i] * factor)
-            value = np.int32(scaled if abs(scaled) <= _LARGEST else np.float32(0.0))
-            total += value
-            digit = (value + np.int32(64)) >> np.int32(7)
-            high[i] = np.int8(digit)
-            low[i] = np.int8(value - (digit << np.int32(7)))
-        group_sums[group] = np.float32(total)
-    if corrections:
-        of_high, of_low = np.int32(0), np.int32(0)
-        for i in range(width):
-            of_high += np.int32(high[i])
-            of_low += np.int32(low[i])
-        pair = carray(i32_at(corrections), (2,))
-        pair[0], pair[1] = of_high << np.int32(7), of_low << np.int32(7)
+        y, at = f32(values + 4 * GROUP * group, GROUP), digits + digits_at(row, width) + ROWS_BYTES * group
+        high, low = carray(i8_at(at), (GROUP,)), carray(i8_at(at + MAX_ROWS * width), (GROUP,))
+        for i in range(GROUP):
+            first, second = digits_of(y[i], factor)
+            high[i], low[i] = np.int8(first), np.int8(second)
+            of_high += first
+            of_low += second
+    pair = carray(i32_at(corrections), (2,))
+    pair[0], pair[1] = of_high << np.int32(7), of_low << np.int32(7)
 
 
 @njit(**OPTIONS)
@@ -123,36 +212,41 @@ def silu(value):
 
 
 @njit(**OPTIONS)
-def product_q4(weight, width, digits, sums, units, num_rows, out, out_stride):
-    """num_rows, at most 6, rows of 16 results, out_stride bytes apart."""
-    groups, step = width // GROUP, 4 * (width // GROUP)
+def product_q4(weight, width, digits, numbers, fine, num_rows, out, out_stride):
+    """num_rows, at most 6, rows of 16 results, out_stride bytes apart.
+
+    Args:
+        digits, numbers: of the first row, a multiple of 6.
+        fine: address of int64, the bits of groups in which any of the rows has two digits.
+    """
+    groups, low = width // GROUP, digits + MAX_ROWS * width
     if num_rows == 1:
-        q4_1(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+        q4_1(weight, groups, digits, low, numbers, fine, out, out_stride)
     elif num_rows == 2:
-        q4_2(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+        q4_2(weight, groups, digits, low, numbers, fine, out, out_stride)
     elif num_rows == 3:
-        q4_3(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+        q4_3(weight, groups, digits, low, numbers, fine, out, out_stride)
     elif num_rows == 4:
-        q4_4(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+        q4_4(weight, groups, digits, low, numbers, fine, out, out_stride)
     elif num_rows == 5:
-        q4_5(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+        q4_5(weight, groups, digits, low, numbers, fine, out, out_stride)
     else:
-        q4_6(weight, groups, digits, width, sums, step, units, out, out_stride, 0)
+        q4_6(weight, groups, digits, low, numbers, fine, out, out_stride)
 
 
 @njit(**OPTIONS)
 def product_q8(weight, width, digits, corrections, exact, num_exact, units, num_rows, out, out_stride):
     """As `product_q4`, for a head's weight."""
-    quads = width // 4
+    groups, low = width // GROUP, digits + MAX_ROWS * width
     if num_rows == 1:
-        q8_1(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+        q8_1(weight, groups, digits, low, corrections, exact, units, out, out_stride, num_exact)
     elif num_rows == 2:
-        q8_2(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+        q8_2(weight, groups, digits, low, corrections, exact, units, out, out_stride, num_exact)
     elif num_rows == 3:
-        q8_3(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+        q8_3(weight, groups, digits, low, corrections, exact, units, out, out_stride, num_exact)
     elif num_rows == 4:
-        q8_4(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+        q8_4(weight, groups, digits, low, corrections, exact, units, out, out_stride, num_exact)
     elif num_rows == 5:
-        q8_5(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+        q8_5(weight, groups, digits, low, corrections, exact, units, out, out_stride, num_exact)
     else:
-        q8_6(weight, quads, digits, width, corrections, exact, units, out, out_stride, num_exact)
+        q8_6(weight, groups, digits, low, corrections, exact, units, out, out_stride, num_exact)

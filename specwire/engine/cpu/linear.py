@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from specwire.engine.cpu.tiles import GROUP
+from specwire.engine.cpu.products import multiply_q4, multiply_q8
+from specwire.engine.cpu.tiles import GROUP, MAX_ROWS, NUMBERS_BYTES, ROWS_BYTES
 from specwire.engine.cpu.weights import pack_q4, pack_q8
-from specwire.engine.cpu.work import multiply_q4, multiply_q8
 from specwire.engine.kernels.packed_linear import Q4Weight, check_shape, split_columns
 
 
@@ -35,11 +35,13 @@ class TiledLinear:
         """See `Linear.__call__`; on one thread."""
         values = x.float().contiguous()
         result = torch.empty(len(x), 16 * self.num_blocks)
-        digits = torch.empty(len(x), 2 * self.in_features, dtype=torch.int8)
-        sums, units = torch.empty(len(x), self.in_features // GROUP), torch.empty(len(x))
+        tiles, groups = -(-len(x) // MAX_ROWS), self.in_features // GROUP
+        digits = torch.empty(tiles, 2 * groups * ROWS_BYTES, dtype=torch.int8)
+        numbers = torch.empty(tiles, groups * NUMBERS_BYTES, dtype=torch.int8)
+        fine = torch.empty(len(x) + 1, -(-groups // 64), dtype=torch.int64)
         multiply_q4(
-            self.weight.data_ptr(), self.num_blocks, self.in_features, values.data_ptr(), len(x), digits.data_ptr(), sums.data_ptr(),
-            units.data_ptr(), result.data_ptr(),
+            self.weight.data_ptr(), self.num_blocks, self.in_features, values.data_ptr(), len(x), digits.data_ptr(), numbers.data_ptr(),
+            fine.data_ptr(), result.data_ptr(),
         )  # fmt: skip
         return (result if self.float_bias is None else result.add_(self.float_bias)).to(x.dtype)
 
@@ -75,10 +77,11 @@ class TiledHead:
         num_rows, width = x.shape
         values, exact = x.contiguous(), x.index_select(1, self.columns)
         result = torch.empty(num_rows, 16 * self.num_blocks)
-        digits, corrections = torch.empty(num_rows, 2 * width, dtype=torch.int8), torch.empty(num_rows, 2, dtype=torch.int32)
-        sums, units = torch.empty(width // GROUP), torch.empty(num_rows)
+        digits = torch.empty(-(-num_rows // MAX_ROWS), 2 * width // GROUP * ROWS_BYTES, dtype=torch.int8)
+        corrections = torch.empty(num_rows, 2, dtype=torch.int32)
+        units = torch.empty(num_rows)
         multiply_q8(
-            self.weight.data_ptr(), self.num_blocks, width, values.data_ptr(), num_rows, digits.data_ptr(), sums.data_ptr(), units.data_ptr(),
+            self.weight.data_ptr(), self.num_blocks, width, values.data_ptr(), num_rows, digits.data_ptr(), units.data_ptr(),
             corrections.data_ptr(), exact.data_ptr(), len(self.columns), result.data_ptr(),
         )  # fmt: skip
         return result[:, : self.vocab_size]

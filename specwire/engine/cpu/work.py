@@ -9,9 +9,23 @@ from numba import carray, njit
 from specwire.engine.cpu.attention import attend
 from specwire.engine.cpu.compiled import keep_compiled
 from specwire.engine.cpu.intrinsics import add_atomic, give_way, i64_at, load_acquire, pause, post, replace_atomic, store_release, wait
-from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
-from specwire.engine.cpu.kernels import OPTIONS, f32, normalise, product_q4, product_q8, rotate, silu, split_digits, store_bf16
-from specwire.engine.cpu.tiles import GROUP, GROUP_BYTES, MAX_ROWS
+from specwire.engine.cpu.job import FINE_WORDS, NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
+from specwire.engine.cpu.kernels import (
+    OPTIONS,
+    digits_at,
+    f32,
+    normalise,
+    num_words,
+    product_q4,
+    product_q8,
+    rotate,
+    silu,
+    split_groups,
+    split_row,
+    store_bf16,
+    unite,
+)
+from specwire.engine.cpu.tiles import GROUP, GROUP_BYTES, MAX_ROWS, NUMBERS_BYTES
 
 _IS_KEPT = keep_compiled()
 _MANY = (1 << 32) - 1
@@ -22,24 +36,25 @@ _IDLE_SPINS = 400
 
 
 @njit(**OPTIONS)
-def _product(j, block, row, count, width, weight, out, out_stride):
+def _product(j, block, row, count, width, weight, fine, out, out_stride):
     """Rows row .. row + count - 1 of the product with a block of 16 features."""
     groups = width // GROUP
     product_q4(
-        weight + block * groups * GROUP_BYTES, width, j[Word.DIGITS] + 2 * width * row, j[Word.SUMS] + 4 * groups * row, j[Word.UNITS] + 4 * row,
-        count, out, out_stride,
+        weight + block * groups * GROUP_BYTES, width, j[Word.DIGITS] + digits_at(row, width),
+        j[Word.NUMBERS] + NUMBERS_BYTES * groups * (row // MAX_ROWS), fine, count, out, out_stride,
     )  # fmt: skip
 
 
 @njit(**OPTIONS)
-def _plain_product(j, first, last, num_blocks, width, weight, bias, target):
+def _plain_product(j, first, last, num_blocks, width, weight, bias, target, scratch):
     """Blocks first .. last - 1 into target [T, 16 * num_blocks]."""
     rows = j[Word.NUM_ROWS]
-    for block in range(first, last):
-        for row in range(0, rows, MAX_ROWS):
-            count = min(MAX_ROWS, rows - row)
+    for row in range(0, rows, MAX_ROWS):
+        count = min(MAX_ROWS, rows - row)
+        unite(j[Word.FINE] + 8 * num_words(width) * row, count, width, scratch)
+        for block in range(first, last):
             out = target + 64 * (row * num_blocks + block)
-            _product(j, block, row, count, width, weight, out, 64 * num_blocks)
+            _product(j, block, row, count, width, weight, scratch, out, 64 * num_blocks)
             if bias:
                 b = f32(bias + 64 * block, 16)
                 for index in range(count):
@@ -51,13 +66,14 @@ def _plain_product(j, first, last, num_blocks, width, weight, bias, target):
 @njit(**OPTIONS)
 def _added_product(j, first, last, num_blocks, width, weight, bias, target, scratch):
     """As `_plain_product`, added to what target has."""
-    rows = j[Word.NUM_ROWS]
-    for block in range(first, last):
-        for row in range(0, rows, MAX_ROWS):
-            count = min(MAX_ROWS, rows - row)
-            _product(j, block, row, count, width, weight, scratch, 64)
+    rows, products = j[Word.NUM_ROWS], scratch + 8 * FINE_WORDS
+    for row in range(0, rows, MAX_ROWS):
+        count = min(MAX_ROWS, rows - row)
+        unite(j[Word.FINE] + 8 * num_words(width) * row, count, width, scratch)
+        for block in range(first, last):
+            _product(j, block, row, count, width, weight, scratch, products, 64)
             for index in range(count):
-                x, y = f32(scratch + 64 * index, 16), f32(target + 64 * ((row + index) * num_blocks + block), 16)
+                x, y = f32(products + 64 * index, 16), f32(target + 64 * ((row + index) * num_blocks + block), 16)
                 for lane in range(16):
                     y[lane] += x[lane]
                 if bias:
@@ -69,14 +85,16 @@ def _added_product(j, first, last, num_blocks, width, weight, bias, target, scra
 @njit(**OPTIONS)
 def _gated_product(j, first, last, num_blocks, width, weight, bias, target, scratch):
     """Blocks of gate, with those of up that belong to them, into target: silu(gate) * up."""
-    rows, up_scratch = j[Word.NUM_ROWS], scratch + 64 * MAX_ROWS
-    for block in range(first, last):
-        for row in range(0, rows, MAX_ROWS):
-            count = min(MAX_ROWS, rows - row)
-            _product(j, block, row, count, width, weight, scratch, 64)
-            _product(j, block + num_blocks, row, count, width, weight, up_scratch, 64)
+    rows, gates = j[Word.NUM_ROWS], scratch + 8 * FINE_WORDS
+    ups = gates + 64 * MAX_ROWS
+    for row in range(0, rows, MAX_ROWS):
+        count = min(MAX_ROWS, rows - row)
+        unite(j[Word.FINE] + 8 * num_words(width) * row, count, width, scratch)
+        for block in range(first, last):
+            _product(j, block, row, count, width, weight, scratch, gates, 64)
+            _product(j, block + num_blocks, row, count, width, weight, scratch, ups, 64)
             for index in range(count):
-                gate, up = f32(scratch + 64 * index, 16), f32(up_scratch + 64 * index, 16)
+                gate, up = f32(gates + 64 * index, 16), f32(ups + 64 * index, 16)
                 y = f32(target + 64 * ((row + index) * num_blocks + block), 16)
                 if bias:
                     of_gate, of_up = f32(bias + 64 * block, 16), f32(bias + 64 * (block + num_blocks), 16)
@@ -90,9 +108,7 @@ def _gated_product(j, first, last, num_blocks, width, weight, bias, target, scra
 @njit(**OPTIONS)
 def _digits(j, source, width, first, last):
     for row in range(first, last):
-        split_digits(
-            source + 4 * width * row, width, j[Word.DIGITS] + 2 * width * row, j[Word.SUMS] + 4 * (width // GROUP) * row, j[Word.UNITS] + 4 * row, 0
-        )
+        split_groups(source + 4 * width * row, width, j[Word.DIGITS], j[Word.NUMBERS], j[Word.FINE], row)
 
 
 @njit(**OPTIONS)
@@ -156,7 +172,7 @@ def _layer_piece(j, w, phase, piece, scratch):
         _digits(j, j[Word.NORMED], hidden, first_row, last_row)
     elif phase == Phase.QKV:
         blocks = qkv_width // 16
-        _plain_product(j, first, min(last, blocks), blocks, hidden, w[LayerWord.QKV], w[LayerWord.QKV_BIAS], j[Word.QKV])
+        _plain_product(j, first, min(last, blocks), blocks, hidden, w[LayerWord.QKV], w[LayerWord.QKV_BIAS], j[Word.QKV], scratch)
     elif phase == Phase.ROTATE:
         _rotate(j, w, first_row, last_row)
     elif phase == Phase.ATTEND:
@@ -184,15 +200,14 @@ def _head_piece(j, phase, piece):
     rows, hidden, num_exact = j[Word.NUM_ROWS], j[Word.HIDDEN], j[Word.NUM_EXACT]
     if phase == 0:
         for row in range(piece * j[Word.ROWS_PER_PIECE], min((piece + 1) * j[Word.ROWS_PER_PIECE], rows)):
-            digits = j[Word.DIGITS] + 2 * hidden * row
-            sums = j[Word.SUMS] + 4 * (hidden // GROUP) * row
-            split_digits(j[Word.NORMED] + 4 * hidden * row, hidden, digits, sums, j[Word.UNITS] + 4 * row, j[Word.CORRECTIONS] + 8 * row)
+            values, corrections = j[Word.NORMED] + 4 * hidden * row, j[Word.CORRECTIONS] + 8 * row
+            split_row(values, hidden, j[Word.DIGITS], j[Word.UNITS] + 4 * row, corrections, row)
         return
     blocks, per_piece, block_bytes = j[Word.HEAD_BLOCKS], j[Word.PIECE_BLOCKS + phase], 16 * hidden + 64 + 64 * num_exact
     for block in range(piece * per_piece, min((piece + 1) * per_piece, blocks)):
         for row in range(0, rows, MAX_ROWS):
             product_q8(
-                j[Word.HEAD] + block * block_bytes, hidden, j[Word.DIGITS] + 2 * hidden * row, j[Word.CORRECTIONS] + 8 * row,
+                j[Word.HEAD] + block * block_bytes, hidden, j[Word.DIGITS] + digits_at(row, hidden), j[Word.CORRECTIONS] + 8 * row,
                 j[Word.EXACT] + 4 * num_exact * row, num_exact, j[Word.UNITS] + 4 * row, min(MAX_ROWS, rows - row),
                 j[Word.OUT] + 64 * (blocks * row + block), 64 * blocks,
             )  # fmt: skip
@@ -258,31 +273,3 @@ def enter(job, semaphore, thread):
         if thread == 0:
             _await(job, j[Word.TOTAL])
             return
-
-
-@njit(cache=_IS_KEPT, **OPTIONS)
-def multiply_q4(weight, num_blocks, width, values, num_rows, digits, sums, units, out):
-    """One product of rows [num_rows, width] (address of float32) into out [num_rows, 16 * num_blocks], on the caller's thread."""
-    groups = width // GROUP
-    for row in range(num_rows):
-        split_digits(values + 4 * width * row, width, digits + 2 * width * row, sums + 4 * groups * row, units + 4 * row, 0)
-    for block in range(num_blocks):
-        for row in range(0, num_rows, MAX_ROWS):
-            product_q4(
-                weight + block * groups * GROUP_BYTES, width, digits + 2 * width * row, sums + 4 * groups * row, units + 4 * row,
-                min(MAX_ROWS, num_rows - row), out + 64 * (num_blocks * row + block), 64 * num_blocks,
-            )  # fmt: skip
-
-
-@njit(cache=_IS_KEPT, **OPTIONS)
-def multiply_q8(weight, num_blocks, width, values, num_rows, digits, sums, units, corrections, exact, num_exact, out):
-    """As `multiply_q4`, with a head's weight."""
-    for row in range(num_rows):
-        split_digits(values + 4 * width * row, width, digits + 2 * width * row, sums, units + 4 * row, corrections + 8 * row)
-    for block in range(num_blocks):
-        for row in range(0, num_rows, MAX_ROWS):
-            product_q8(
-                weight + block * (16 * width + 64 + 64 * num_exact), width, digits + 2 * width * row, corrections + 8 * row,
-                exact + 4 * num_exact * row, num_exact, units + 4 * row, min(MAX_ROWS, num_rows - row),
-                out + 64 * (num_blocks * row + block), 64 * num_blocks,
-            )  # fmt: skip

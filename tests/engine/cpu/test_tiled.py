@@ -45,6 +45,23 @@ def random_q4(out_features: int, in_features: int, seed: int = 0) -> Q4Weight:
     return Q4Weight(q4.codes, q4.scale.half(), q4.minimum.half())
 
 
+def as_digits(x: torch.Tensor) -> torch.Tensor:
+    """What the products of tiles take for x: groups of 32 in one digit of 8 bits, or two where one of them is large beside its row."""
+    groups = x.unflatten(1, (-1, 32))
+    largest = groups.abs().amax(2, keepdim=True)
+    values = (groups * (16255 / largest)).round().nan_to_num()
+    high = ((values + 64) / 128).floor()
+    is_fine = largest.square() > 16 * x.square().mean(1)[:, None, None]
+    return (torch.where(is_fine, values, 128 * high) * (largest / 16255)).flatten(1)
+
+
+class DigitsLinear(DenseLinear):
+    """Float32 weights, and what tiles take for its input."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(as_digits(x))
+
+
 def make_pair(config: ModelConfig) -> tuple[Decoder, Decoder]:
     """A tiled model, and one in float32 with its numbers."""
     from specwire.engine.cpu.linear import TiledHead, TiledLinear  # here: the first test compiles
@@ -66,7 +83,7 @@ def make_pair(config: ModelConfig) -> tuple[Decoder, Decoder]:
         biases = {name: vector(shape[0], 0.0) if has_bias[name] else None for name, shape in shapes.items()}
         floats = {name: bias.float() if bias is not None else None for name, bias in biases.items()}
         tiled.append(LayerWeights(**norms, **{name: TiledLinear(weight, biases[name]) for name, weight in weights.items()}))
-        dense.append(LayerWeights(**norms, **{name: DenseLinear(weight.dequantised(), floats[name]) for name, weight in weights.items()}))
+        dense.append(LayerWeights(**norms, **{name: DigitsLinear(weight.dequantised(), floats[name]) for name, weight in weights.items()}))
     embedding, final_norm = torch.randn(config.vocab_size, hidden, generator=generator).bfloat16(), vector(hidden, 1.0)
     return (
         Decoder(config, embedding, tiled, final_norm, LogitsHead(embedding, TiledHead(embedding)), "tiled", is_tiled=True),
@@ -103,7 +120,7 @@ def test_logits_are_near_those_of_float32(name):
     runner = make_runner(tiled)
     parts = [logits_of(runner, Segment(PROMPT[a:b], a, range(6))) for a, b in ((0, 50), (50, 51), (51, 57), (57, 90))]
     error = (torch.cat(parts) - expected).norm() / expected.norm()
-    assert error < 0.01, f"relative error {error}"
+    assert error < 0.03, f"relative error {error}"  # a digit that is rounded the other way is more than what float32 adds
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 5])
@@ -160,10 +177,22 @@ def test_a_tiled_layer_multiplies_with_its_codes_scales_and_minimums():
     torch.testing.assert_close(read_back, weight.dequantised(), rtol=1e-6, atol=1e-6)
     x, bias = torch.randn(11, 96, generator=torch.Generator().manual_seed(2)), torch.arange(48.0)
     linear = TiledLinear(weight, bias)
+    x[2, 40], x[4, 64:] = 30.0, 0.0
     result = linear(x)
-    torch.testing.assert_close(result, x @ weight.dequantised().t() + bias, rtol=1e-4, atol=2e-3)
+    torch.testing.assert_close(result, as_digits(x) @ weight.dequantised().t() + bias, rtol=1e-5, atol=1e-5)
     for row in range(11):
         assert torch.equal(linear(x[row : row + 1])[0], result[row])
+
+
+def test_numbers_that_are_large_beside_their_row_get_two_digits():
+    """One digit has 254 steps; a number 500 times as large as the rest of its group would round that to nothing."""
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(2))
+    coarse = (as_digits(x) - x).norm() / x.norm()
+    assert 0.001 < coarse < 0.01
+    x[:, 40] = 500.0
+    rest = torch.arange(96) != 40
+    assert (as_digits(x) - x)[:, rest].norm() / x[:, rest].norm() < 0.02
+    assert torch.equal(as_digits(x)[:, 40], x[:, 40])
 
 
 def test_a_tiled_head_has_the_numbers_of_the_other_8_bit_head():
