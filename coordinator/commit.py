@@ -33,6 +33,8 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     lane.chunk_limit.answered(round_, result)
     counters.num_unbounded_rounds += lane.chunk_limit.is_blind and bool(round_.plan.chunks and round_.plan.decodes)
     gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
+    for slot, num_cached_tokens in zip(round_.opened, result.opened_num_cached_tokens, strict=False):  # an older verifier says nothing of them
+        slot.open_answered(num_cached_tokens)
     for slot, row, answer in zip(round_.slots, round_.rows, result.rows, strict=True):
         status, num_computed_tokens, num_cached_tokens, num_accepted, token_ids, logprobs, error = answer
         drafts = row.draft_tokens

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError, UnavailableError
-from specwire.messages import Hello, SlotRef, VerifyCost, VerifyOpen, VerifyResult, VerifyRound, VerifyRow
+from specwire.messages import Hello, SlotRef, VerifyCost, VerifyResult, VerifyRound, VerifyRow
 from specwire.policy.cost import verify_ms
 from specwire.policy.schedule import SteadySchedule
 
@@ -144,17 +144,18 @@ class Lane:
 
     # --- rounds ---
 
-    def launch(self, opens: list[VerifyOpen], rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
-        """Sends a round; rows are numbered `next_round`. Raises what the stream ended with."""
+    def launch(self, opened: list[Slot], rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
+        """Sends a round that opens these slots, and has these rows of `slots`; rows are numbered `next_round`. Raises what the stream ended with."""
         self._inbox.check()
         assert self._stream is not None, "a lane that steps has a stream"
         closes, self.closes = self.closes, []
+        opens = [slot.open(self.eos_token_ids) for slot in opened]
         traceparents = self.telemetry.launching(self, slots, rows, plan)
         self._stream.send(
             VerifyRound(self._session, self.index, self.next_round, closes, opens, rows, traceparents=traceparents, sent_ns=time.time_ns())
         )
         plan.times.sent_ns = time.monotonic_ns()
-        self.in_flight.append(Round(self.next_round, rows, slots, plan))
+        self.in_flight.append(Round(self.next_round, opened, rows, slots, plan))
         self.next_round += 1
         self.counters.num_rounds += 1
         self.counters.num_rows += len(rows)

@@ -24,7 +24,7 @@ async def step(lane: Lane) -> None:
 def verify(lane: Lane, plan: Plan, drafts: list[list[int]]) -> None:
     """Sends the plan as one round: a decode row with its drafts or a prefill chunk for each sequence that is still there."""
     round_ = lane.next_round
-    opens, slots, kept = [], [], []
+    opened, slots, kept = [], [], []
     for sequence, draft in zip(plan.decodes, drafts, strict=True):
         slot = sequence.slot
         if slot is not None and not slot.is_closed:
@@ -34,9 +34,11 @@ def verify(lane: Lane, plan: Plan, drafts: list[list[int]]) -> None:
     for slot, budget in plan.chunks:
         if not slot.is_closed:
             if not slot.is_open:
-                opens.append(slot.open(lane.eos_token_ids))
+                opened.append(slot)
             rows.append(slot.chunk_row(round_, budget))
             slots.append(slot)
+    if rows:
+        opened += [slot for slot in plan.ahead if not slot.is_closed]
     if rows or lane.closes:
         lane.is_lockstep = plan.is_drafting
-        lane.launch(opens, rows, slots, plan)
+        lane.launch(opened, rows, slots, plan)

@@ -40,6 +40,8 @@ class Plan:
         decodes: sequences that get a decode row.
         num_drafts: most drafts of each.
         chunks: slots that get a prefill row, with their token budgets.
+        ahead: slots that are opened before their first chunk: the answer says what of them the prefix cache has, so that chunks take no more of
+            a round's tokens than they compute.
         num_speculative_tokens: K of this step.
         may_open: drafters are told of new sequences, so that they can draft for them when they are asked to.
         is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one.
@@ -50,6 +52,7 @@ class Plan:
     decodes: list[Sequence]
     num_drafts: list[int]
     chunks: list[tuple[Slot, int]]
+    ahead: list[Slot]
     num_speculative_tokens: int
     may_open: bool
     is_drafting: bool
@@ -86,7 +89,8 @@ def make_plan(lane: "Lane") -> Plan | None:
         return None
     if choice is not None:
         choice.settle(decodes, chunks, is_drafting=is_drafting)
-    return Plan(decodes, num_drafts, chunks, k, may_open, is_drafting, times, choice)
+    ahead = _open_ahead(lane, prefills, chunks) if len(chunks) < len(prefills) else []
+    return Plan(decodes, num_drafts, chunks, ahead, k, may_open, is_drafting, times, choice)
 
 
 def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
@@ -102,6 +106,20 @@ def _chunks(lane: "Lane", decodes: list[Sequence], prefills: list[Slot], num_dra
     if prefills and is_decoding:
         budget = lane.chunk_limit.num_tokens(budget, decodes, num_draft_tokens)
     return share_chunks(prefills, budget)
+
+
+def _open_ahead(lane: "Lane", prefills: list[Slot], chunks: list[tuple[Slot, int]]) -> list[Slot]:
+    """The first ones that are neither open nor have a chunk. A round opens about as many tokens as it may compute, so that it fits into a message,
+    and since opening takes the verifier's time, too."""
+    with_chunk = {slot for slot, _ in chunks}
+    ahead, budget = [], lane.max_num_batched_tokens - sum([slot.num_known_tokens for slot in with_chunk if not slot.is_open])
+    for slot in prefills:
+        if not slot.is_open and slot not in with_chunk:
+            budget -= slot.num_known_tokens
+            if budget < 0:
+                break
+            ahead.append(slot)
+    return ahead
 
 
 def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:

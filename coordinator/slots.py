@@ -92,6 +92,10 @@ class Slot:
         self._mark_last_chunk()
         return row
 
+    def open_answered(self, num_cached_tokens: int) -> None:
+        """So many of its tokens need not be computed."""
+        self.num_computed_tokens = max(self.num_computed_tokens, num_cached_tokens)
+
     def chunk_answered(self, budget: int, num_computed_tokens: int) -> None:
         """Takes a chunk out of the books; before its tokens are committed."""
         self.num_chunks -= 1
@@ -138,12 +142,13 @@ def decode_rows(slots: list[Slot], drafts: list[list[int]], round_: int) -> list
 
 
 class Round:
-    """A round that was sent: its rows, the slots that they belong to, and the plan that it carries out."""
+    """A round that was sent: the slots that it opens, its rows, the slots that they belong to, and the plan that it carries out."""
 
-    __slots__ = ("number", "plan", "rows", "slots")
+    __slots__ = ("number", "opened", "plan", "rows", "slots")
 
-    def __init__(self, number: int, rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
+    def __init__(self, number: int, opened: list[Slot], rows: list[VerifyRow], slots: list[Slot], plan: "Plan") -> None:
         self.number = number
+        self.opened = opened
         self.rows = rows
         self.slots = slots
         self.plan = plan

@@ -27,6 +27,7 @@ class LaunchedRound:
         planned: one a row; an answer itself if it names no open slot.
         pending: None if no row runs.
         num_padded_tokens: through the model, with padding.
+        opened: tokens in the prefix cache, of each Open.
         rows: the answers, once it is read.
         error: why it has none.
     """
@@ -35,6 +36,7 @@ class LaunchedRound:
     planned: Sequence[Segment | Unrun | VerifyRowResult]
     pending: PendingRound | None
     num_padded_tokens: int
+    opened: list[int]
     rows: list[VerifyRowResult] | None = None
     error: Exception | None = None
 

@@ -54,6 +54,7 @@ class Slot:
     last_num_drafts: int = 0  # drafts of that row
     runs_ahead: bool = True  # whether a row may start from a token that the host does not know
     keeps_history: bool = False  # whether its sampling state must see the tokens that are read
+    looked_up_round: int = 0  # the round before whose rows the prefix cache was last asked for its tokens
     is_closed: bool = False
     cached_blocks: list[tuple[int, bytes]] = field(default_factory=list)  # what the prefix cache had of it when it was closed with rows unread
     error: str = ""  # why the slot is dead; empty while it lives

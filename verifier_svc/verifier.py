@@ -104,8 +104,7 @@ class Verifier:
         self._check(request)
         for ref in request.closes:
             self._close(ref)
-        for message in request.opens:
-            self._open(message)
+        opened = [self._open(message, request.round) for message in request.opens]
         tally = _Tally()
         planned = [self._plan(request, index, tally) for index in range(len(request.rows))]
         segments = [plan for plan in planned if isinstance(plan, Segment)]
@@ -115,7 +114,7 @@ class Verifier:
         # Only now: a slot must not be ahead of a round that could not be started.
         for segment in segments:
             segment.slot.launch(request.round, segment.num_known, len(segment.draft_tokens), samples=segment.samples)
-        launched = LaunchedRound(request, planned, pending, num_padded_tokens)
+        launched = LaunchedRound(request, planned, pending, num_padded_tokens, opened)
         self._reader.unread.append(launched)
         return launched
 
@@ -134,6 +133,7 @@ class Verifier:
             rows=launched.rows,
             free_blocks=self.num_free_blocks,
             num_padded_tokens=launched.num_padded_tokens,
+            opened_num_cached_tokens=launched.opened,
             features=[] if self.features is None else self.features.handles(request.session, launched.segments, self._blocks),
         )
 
@@ -173,15 +173,13 @@ class Verifier:
         if len(live) > self.limits.max_num_seqs:
             raise InvalidArgumentError(f"{len(live)} slots would be open, but max_num_seqs is {self.limits.max_num_seqs}; close some or raise it")
 
-    def _open(self, message: VerifyOpen) -> None:
+    def _open(self, message: VerifyOpen, round_number: int) -> int:
+        """Tokens that are in the prefix cache."""
         slot = open_slot(message, self.limits, self._executor.sampling_device)
-        slot.num_cached_tokens = slot.num_computed_tokens = slot.num_launched_tokens = self._blocks.open(
-            slot.slot, slot.token_ids, message.tenant_cache_key
-        )
         self._slots[slot.slot] = slot
+        self._take_cached(slot, self._blocks.open(slot.slot, slot.token_ids, message.tenant_cache_key), round_number)
         if self._looks_up_prefixes:
             self.counts.num_looked_up_tokens += len(slot.token_ids)
-            self.counts.num_cached_tokens += slot.num_cached_tokens
         if slot.sampling is not None:
             slot.keeps_history = self._executor.samples_on_host(slot.sampling)
             self._executor.open(slot)
@@ -189,6 +187,13 @@ class Verifier:
                 self.features.open(slot)
         else:
             logger.warning("request %r cannot be served: %s", message.request_id, slot.error)
+        return slot.num_cached_tokens
+
+    def _take_cached(self, slot: Slot, num_cached_tokens: int, round_number: int) -> None:
+        """The prefix cache has so many tokens of a slot of which nothing was launched."""
+        self.counts.num_cached_tokens += num_cached_tokens - slot.num_cached_tokens
+        slot.num_cached_tokens = slot.num_computed_tokens = slot.num_launched_tokens = num_cached_tokens
+        slot.looked_up_round = round_number
 
     def _close(self, ref: SlotRef) -> None:
         slot = self._slots.get(ref.slot)
@@ -220,6 +225,9 @@ class Verifier:
         if slot.num_unread_rows and self._depends_on_unread(slot, row):
             self.num_waits += 1
             self._reader.read_all()
+        if not slot.last_round and slot.looked_up_round != request.round and not slot.error:
+            # It was opened ahead of its first row: the rounds between may have computed what it shares with others.
+            self._take_cached(slot, self._blocks.look_up(slot.slot, slot.token_ids), request.round)
         try:
             self._check_row(request, index, slot, tally)
             segment = plan_row(slot, row, self.limits)

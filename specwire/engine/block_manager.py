@@ -66,21 +66,26 @@ class BlockManager:
             cache_key: only sequences of an equal key share blocks (a tenant, a LoRA variant).
         """
         assert seq_id not in self._sequences, f"sequence {seq_id} is open already"
-        digest = hashlib.sha256(_ROOT_DIGEST_PREFIX + cache_key).digest()
-        table: list[int] = []
+        self._sequences[seq_id] = _Owned([], 0, 0, 0, hashlib.sha256(_ROOT_DIGEST_PREFIX + cache_key).digest())
+        return self.look_up(seq_id, token_ids)
+
+    def look_up(self, seq_id: int, token_ids: Sequence[int]) -> int:
+        """Takes blocks of its prefix that were cached since `open`; only of a sequence that has no other blocks. Returns as `open` does."""
+        owned = self._sequences[seq_id]
+        table, size = owned.block_table, self.block_size
+        assert len(table) * size == owned.num_computed_tokens, f"sequence {seq_id}: {len(table)} blocks, {owned.num_computed_tokens} tokens"
         if self._enable_prefix_cache:
-            for start in range(0, (len(token_ids) - 1) // self.block_size * self.block_size, self.block_size):
-                next_digest = self._chain(digest, array("i", token_ids[start : start + self.block_size]))
-                block = self._block_of_digest.get(next_digest)
+            for start in range(len(table) * size, (len(token_ids) - 1) // size * size, size):
+                digest = self._chain(owned.digest, array("i", token_ids[start : start + size]))
+                block = self._block_of_digest.get(digest)
                 if block is None:
                     break
-                digest = next_digest
-                table.append(block)
-            for block in table:
                 self._reference(block)
-        num_tokens = len(table) * self.block_size
-        self._sequences[seq_id] = _Owned(table, num_tokens, num_tokens, len(table), digest)
-        return num_tokens
+                owned.digest = digest
+                table.append(block)
+        owned.num_registered_blocks = len(table)
+        owned.num_final_tokens = owned.num_computed_tokens = len(table) * size
+        return owned.num_computed_tokens
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Gives the sequence blocks for its first `num_tokens` positions (lookahead included).

@@ -92,7 +92,7 @@ class VerifyRowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The answer to one VerifyRound; rows in its order. token_id_range: the least and the largest token id of all rows, as it was found on the
+    """The answer to one VerifyRound; rows in its order. opened_num_cached_tokens: of each of its Opens. token_id_range: the least and the largest token id of all rows, as it was found on the
     wire, so that nobody need go through the rows for them."""
 
     session: int
@@ -107,4 +107,5 @@ class VerifyResult:
     timing: RoundTiming = NO_TIMING
     welcome: Welcome | None = None
     draining: bool = False
+    opened_num_cached_tokens: list[int] = field(default_factory=list)
     token_id_range: tuple[int, int] = field(default=(0, 0), compare=False)

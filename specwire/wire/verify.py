@@ -103,6 +103,7 @@ def pack_result(result: VerifyResult) -> pb.VerifyResponse:
         session=result.session, lane=result.lane, round=result.round, draining=result.draining, timing=common.pack_timing(result.timing),
         free_blocks=result.free_blocks, promised_blocks=result.promised_blocks, num_padded_tokens=result.num_padded_tokens,
         features=map(common.pack_feature, result.features), chosen_outcomes=pack_int32(result.chosen_outcomes),
+        opened_num_cached_tokens=pack_int32(result.opened_num_cached_tokens),
         statuses=bytes(row.status for row in rows),
         num_computed_tokens=pack_int32(row.num_computed_tokens for row in rows),
         num_cached_tokens=pack_int32(row.num_cached_tokens for row in rows),
@@ -156,6 +157,7 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
         timing=common.unpack_timing(response.timing),
         welcome=common.unpack_welcome(response.welcome) if response.HasField("welcome") else None,
         draining=response.draining,
+        opened_num_cached_tokens=unpack_int32(response.opened_num_cached_tokens, "opened_num_cached_tokens"),
         token_id_range=(min(token_ids, default=0), max(token_ids, default=0)),
     )
 

@@ -208,6 +208,25 @@ def test_rounds_stay_within_the_bound_beside_drafts(requests: list[Arrival]) -> 
         assert num_tokens(message) <= max(40, 8 * num_decodes) or not num_decodes
 
 
+async def test_cached_prompts_take_no_more_of_the_bound_than_they_compute() -> None:
+    """Twelve prompts of 33 tokens, of which the cache has 32, beside a sequence that decodes: one fits into a round of 40 tokens, or twelve do."""
+    prompts = [[7 + index] * 33 for index in range(12)]
+    async with Cluster([VerifierScript(verify_cost=A_MS_A_TOKEN)], max_decode_gap_ms=40) as cluster:
+        await cluster.ready()
+        for prompt in prompts:
+            await cluster.submit(prompt, seed=2, max_tokens=1).check()
+        decoding = cluster.submit(PROMPT, seed=1, max_tokens=100)
+        await cluster.until(lambda: bool(decoding.sink.choices[0].token_ids))
+        rounds = cluster.verifiers[0].received
+        rounds.clear()
+        for request in [cluster.submit(prompt, seed=2, max_tokens=1) for prompt in prompts]:
+            await request.check()
+        assert sum(any(row.token_budget for row in message.rows) for message in rounds) <= 7
+        assert all(num_tokens(message) <= 40 for message in rounds)
+        assert len({message.round for message in rounds if message.opens}) <= 5
+        await decoding.check()
+
+
 async def test_without_a_bound_chunks_are_as_long_as_rounds() -> None:
     for gap_ms, most in ((0, 128), (40, 40)):
         async with Cluster([VerifierScript(verify_cost=A_MS_A_TOKEN)], max_decode_gap_ms=gap_ms) as cluster:

@@ -55,6 +55,27 @@ def test_prefix_hit_leaves_the_last_token_to_compute(length, expected_hit):
     manager.check_integrity()
 
 
+def test_blocks_that_are_cached_later_can_be_looked_up_before_the_first_reservation():
+    manager = BlockManager(8, 4)
+    prompt = list(range(14))
+    assert manager.open(0, prompt) == manager.open(1, prompt) == 0
+    manager.reserve(0, 14)
+    manager.finalize(0, prompt[:10])
+    assert manager.look_up(1, prompt) == 8
+    manager.finalize(0, prompt[10:])
+    assert manager.look_up(1, prompt) == 12
+    assert manager.look_up(1, prompt) == 12
+    assert manager.block_table(1) == manager.block_table(0)[:3]
+    manager.check_integrity()
+    manager.reserve(1, 14)
+    manager.finalize(1, prompt[12:])
+    with pytest.raises(AssertionError):
+        manager.look_up(1, prompt)
+    manager.close(0)
+    manager.close(1)
+    manager.check_integrity()
+
+
 def test_prefix_hits_need_equal_keys_and_an_equal_beginning():
     manager = BlockManager(40, BLOCK)
     tokens = list(range(8))

@@ -188,14 +188,14 @@ class ScriptedVerifier:
         self.num_rows += len(message.rows)
         for index in [index for index, slot in session.slots.items() if slot.is_dead]:
             self.num_blocks_used -= session.slots.pop(index).num_blocks
-        for open_ in message.opens:
-            self._open(session, open_)
+        opened = [self._open(session, open_) for open_ in message.opens]
         rows = [self._run(session, message.round, row) for row in message.rows]
         block_size = self.script.block_size
         promised = sum(-(-(row.token_budget or 1 + len(row.draft_tokens)) // block_size) + 1 for queued in session.queue for row in queued.rows)
         features = self._features(session, message, rows) if self.script.feature_sets else []
         return VerifyResult(
-            message.session, message.lane, message.round, rows, self.num_blocks - self.num_blocks_used, promised, features=features
+            message.session, message.lane, message.round, rows, self.num_blocks - self.num_blocks_used, promised, features=features,
+            opened_num_cached_tokens=opened,
         )  # fmt: skip
 
     def _features(self, session: Session, message: VerifyRound, rows: list[VerifyRowResult]) -> list[FeatureHandle]:
@@ -214,7 +214,7 @@ class ScriptedVerifier:
         """The oldest launched round's answer is on its way: one more may be sent."""
         session.num_unanswered -= 1
 
-    def _open(self, session: Session, open_: VerifyOpen) -> None:
+    def _open(self, session: Session, open_: VerifyOpen) -> int:
         if open_.slot in session.slots:
             raise InvalidArgumentError(f"slot {open_.slot} is opened with epoch {open_.epoch}, but is live; close it first")
         if not open_.token_ids or len(open_.token_ids) >= self.script.max_model_len:
@@ -228,6 +228,7 @@ class ScriptedVerifier:
         close = SlotRef(open_.slot, open_.epoch)
         slot.is_dead = close in session.closed_early
         session.closed_early.discard(close)
+        return num_cached
 
     def _run(self, session: Session, round_: int, row: VerifyRow) -> VerifyRowResult:
         slot = session.slots.get(row.slot)
@@ -243,6 +244,8 @@ class ScriptedVerifier:
         if row.base_len or row.first_token != -1 or row.draft_tokens or row.from_round:
             return VerifyRowResult(RowStatus.BAD, error=f"{row} is neither a prefill row nor a decode row")
         num_known = len(slot.open.token_ids)
+        if not slot.last_round and self.script.prefix_caching:
+            slot.num_cached = slot.num_computed = self._num_cached(slot.open)
         num_tokens = max(0, min(row.token_budget, num_known - slot.num_computed))
         if not self._reserve(slot, slot.num_computed + num_tokens):
             return VerifyRowResult(RowStatus.OUT_OF_BLOCKS, slot.num_computed, slot.num_cached)

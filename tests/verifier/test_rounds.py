@@ -81,6 +81,21 @@ def test_prefix_hits_make_later_queued_chunks_empty(model, rounds):
     assert rounds.launch([ahead(1, 51, rounds.round)]).rows[0].status == OK
 
 
+def test_a_slot_opened_ahead_takes_what_is_cached_until_its_first_row(model, make):
+    """And the answer to its Open says what was cached then."""
+    rounds = Rounds(make(model))
+    prompt = [(7 * i) % 61 for i in range(50)]
+    first = rounds.open(0, prompt[:20]).token_ids
+    opened = rounds.launch([decode(0, prompt[:20] + first)], opens=[open_message(1, prompt), open_message(2, PROMPT)])
+    assert opened.opened_num_cached_tokens == [16, 0]
+    rounds.open(3, prompt)
+    row = rounds.launch([prefill(1, 10)]).rows[0]
+    assert (row.status, row.num_computed_tokens, row.num_cached_tokens, row.token_ids) == (OK, 50, 48, ids(model, prompt, 1))
+    assert rounds.verifier.counts.num_cached_tokens == 48 + 16
+    assert rounds.launch([prefill(2, 100)]).rows[0].token_ids == ids(model, PROMPT, 1)
+    rounds.verifier.check_integrity()
+
+
 def test_generated_tokens_enter_the_cache_and_rejected_ones_do_not(model, rounds):
     tokens = list(PROMPT)
     tokens += rounds.open(0, PROMPT).token_ids

@@ -74,7 +74,7 @@ def test_verify_result_round_trip():
             m.VerifyRowResult(m.RowStatus.OK, 13, 0, 0, [9], [m.TokenLogprobs(-1.0, [])]),
         ],
         free_blocks=10, promised_blocks=2, num_padded_tokens=8, features=[FEATURE], chosen_outcomes=[-1, 0, 0, 0], timing=TIMING,
-        welcome=m.Welcome("v", 2, 12), draining=True,
+        welcome=m.Welcome("v", 2, 12), draining=True, opened_num_cached_tokens=[0, 48],
     )  # fmt: skip
     assert through(message, verify.pack_result, verify.unpack_result) == message
 
