@@ -51,6 +51,9 @@ _DRAFTING_KEYS = (
     "suffix_decoding_corpus_tokens",
     "draft_sample_method",
     "max_model_len",
+    "use_heterogeneous_vocab",
+    "parallel_drafting",
+    "dspark_draft_topk",
 )
 _NULL = "tag:yaml.org,2002:null"
 _MAX_SHOWN = 60

@@ -222,3 +222,19 @@ def test_metrics_ports_follow_each_other() -> None:
 def test_bad_values_are_refused_before_anything_starts(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         options(*overrides)
+
+
+def test_drafters_that_share_parts_of_the_target_are_told_which_it_is(from_file: Any) -> None:
+    stack = plan_stack(
+        from_file("""\
+verifier: {model: target}
+drafters:
+- {method: eagle3, model: head}
+- {method: eagle3, model: head, target_model: other}
+- {method: draft_model, model: draft, use_heterogeneous_vocab: true}
+- {method: draft_model, model: draft}
+- {method: mtp}
+"""),
+        FOLDER,
+    )
+    assert [each.target_model for each in stack.drafters] == ["target", "other", "target", "", "target"]

@@ -74,8 +74,6 @@ class HeadConfig:
         told = _method(raw, name)
         method = method or told if told == "draft_model" else told
         shape = _shape(raw, name) if is_speculators else dict(raw)
-        if shape.get("model_type") == "mimo":
-            shape["model_type"] = "qwen2"  # MiMo's layers are Qwen2's
         layers = ModelConfig.from_dict(shape)
         if method == "mtp":
             layers = dataclasses.replace(layers, num_layers=1)  # the file is the target's own

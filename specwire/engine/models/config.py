@@ -8,7 +8,8 @@ from typing import Any
 
 from specwire.errors import InvalidArgumentError, UnsupportedError
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
+"""MiMo is Qwen2 with an MTP layer, which is a draft head (`specwire.engine.heads.mtp`)."""
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _QUANTIZATIONS = {
     "gptq": "GPTQ",
@@ -116,7 +117,7 @@ class ModelConfig:
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope=_rope_from_dict(raw, max_position_embeddings),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=attention_bias or model_type == "qwen2",
+            qkv_bias=attention_bias or model_type in ("qwen2", "mimo"),
             o_bias=attention_bias,
             mlp_bias=bool(raw.get("mlp_bias", False)) and model_type == "llama",
             qk_norm=model_type == "qwen3",
@@ -136,7 +137,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         )
     # Qwen configurations carry a sliding_window that use_sliding_window switches off; Mistral's is on unless it is null.
     window = raw.get("sliding_window", 4096 if raw["model_type"] == "mistral" else None)
-    if raw["model_type"] in ("qwen2", "qwen3") and not raw.get("use_sliding_window", False):
+    if raw["model_type"] in ("qwen2", "qwen3", "mimo") and not raw.get("use_sliding_window", False):
         window = None
     if window is not None and window < raw.get("max_position_embeddings", 0):
         raise UnsupportedError(

@@ -1,0 +1,82 @@
+"""From a drafter's configuration to a head that drafts."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from drafter_svc.block import BlockForward
+from drafter_svc.draft_head import DraftHead
+from drafter_svc.load_head import load_draft_head
+from drafter_svc.method import Ask, build_method
+from specwire.config import DrafterConfig
+from specwire.errors import InvalidArgumentError
+from specwire.messages import RowStatus
+from specwire.speculative_config import SpeculativeConfig
+from tests.drafter.helpers import open_request
+from tests.heads.checkpoints import HIDDEN, VOCAB, Checkpoint
+from tests.heads.target import Target
+
+
+def config(target: Target | None, **spec: object) -> DrafterConfig:
+    return DrafterConfig(
+        dtype="float32",
+        num_threads=1,
+        kv_cache_memory=1 << 20,
+        target_model="" if target is None else str(target.folder),
+        speculative_config=SpeculativeConfig.from_dict({"num_speculative_tokens": 3} | spec),
+    )
+
+
+def test_a_drafter_says_what_it_needs(target: Target, checkpoints: dict[str, Checkpoint]) -> None:
+    folder = checkpoints["eagle3_speculators"].folder
+    drafter = build_method(config(target, method="eagle3", model=str(folder)))
+    assert isinstance(drafter, DraftHead)
+    description = drafter.description
+    assert (description.method, description.vocab_size, description.max_model_len, description.max_num_draft_tokens) == ("eagle3", VOCAB, 256, 3)
+    [needed] = description.feature_sets
+    assert (needed.layer_ids, needed.width, needed.dtype) == ((1, 2, 4), HIDDEN, "float32")
+    assert description.tokenizer_fingerprint, "that of the target"
+    drafter.open(0, open_request([1, 2, 3]))
+    assert drafter.propose([Ask(0, 2)])[0].status is RowStatus.CATCHING_UP, "nobody has said where features are"
+    with pytest.raises(InvalidArgumentError, match="token id 259 is not in the head's vocabulary, 0 to 258"):
+        drafter.append(0, [VOCAB])
+    windowed = build_method(config(target, method="eagle3", model=str(folder), max_model_len=40))
+    assert windowed.description.max_model_len == 40
+
+
+def test_mtp_without_a_model_is_the_targets_own(checkpoints: dict[str, Checkpoint]) -> None:
+    folder = str(checkpoints["mtp_mimo"].folder)
+    spec = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
+    own = load_draft_head(DrafterConfig(dtype="float32", kv_cache_memory=1 << 20, target_model=folder, speculative_config=spec))
+    assert own.description.model_id == folder
+    with pytest.raises(InvalidArgumentError, match="neither model nor the drafter's target_model is set"):
+        load_draft_head(DrafterConfig(dtype="float32", speculative_config=spec))
+
+
+def test_the_configuration_goes_before_the_head(target: Target, checkpoints: dict[str, Checkpoint]) -> None:
+    model = str(checkpoints["dspark_native"].folder)
+    drafter = load_draft_head(config(target, method="dspark", model=model, dspark_draft_topk=7))
+    assert isinstance(drafter._forward, BlockForward)
+    markov = drafter._forward._head.markov
+    assert markov is not None
+    columns = markov.candidates(torch.randn(2, VOCAB)).columns
+    assert columns is not None
+    assert columns.shape == (2, 7)
+    with pytest.raises(InvalidArgumentError, match="dspark_draft_topk is 300, but the head drafts 259 ids"):
+        load_draft_head(config(target, method="dspark", model=model, dspark_draft_topk=300))
+    with pytest.raises(InvalidArgumentError, match="num_speculative_tokens is 9, but the head"):
+        load_draft_head(config(target, method="dspark", model=model, num_speculative_tokens=9))
+
+
+def test_costs_are_measured_without_a_target(target: Target, checkpoints: dict[str, Checkpoint]) -> None:
+    """With made-up features, which no sequence of anybody's reads."""
+    from drafter_svc.cost import measure_draft_cost
+
+    for name in ("eagle3_speculators", "dspark_native"):
+        spec = {"method": name.partition("_")[0], "model": str(checkpoints[name].folder)}
+        drafter = build_method(dataclasses.replace(config(target, **spec), max_num_seqs=2))
+        profile = measure_draft_cost(drafter, 1.0, chunk=64)
+        assert {cost.num_draft_tokens for cost in profile.costs} == {1, 2, 3}
+        assert isinstance(drafter, DraftHead)
+        drafter.check_integrity()
