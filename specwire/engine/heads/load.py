@@ -18,7 +18,7 @@ from specwire.engine.heads.mtp import MtpHead
 from specwire.engine.heads.source import FeatureSource
 from specwire.engine.heads.tensors import HeadReader
 from specwire.engine.models.config import ModelConfig
-from specwire.engine.models.loader import parse_dtype
+from specwire.engine.models.loader import CUDA_HEAD_DIMS, parse_dtype
 from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, check_weights
 from specwire.errors import UnsupportedError
 
@@ -81,6 +81,11 @@ def load_head(
     check_method(config, method)
     if draft_top_k is not None:
         config = dataclasses.replace(config, options={**config.options, TOP_K: draft_top_k})
+    if device != "cpu" and config.layers.head_dim not in CUDA_HEAD_DIMS:
+        built = ", ".join(map(str, CUDA_HEAD_DIMS))
+        raise UnsupportedError(
+            f"the head's head_dim is {config.layers.head_dim}, but on CUDA only {built} are built; use device cpu, or another head"
+        )
     shape = None
     if target is not None:
         shape = ModelConfig.from_folder(target)

@@ -147,7 +147,9 @@ class HeadReader:
         heads, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
         attention = f"{prefix}.self_attn"
         return LayerWeights(
-            input_norm=self.single(f"{prefix}.input_layernorm.weight", hidden) if has_input_norm else torch.ones(hidden, dtype=self.dtype),
+            input_norm=self.single(f"{prefix}.input_layernorm.weight", hidden)
+            if has_input_norm
+            else torch.ones(hidden, dtype=self.dtype, device=self.device),
             qkv=self.linear([f"{attention}.{part}_proj" for part in "qkv"], (heads, kv, kv), in_features or hidden, has_bias=config.qkv_bias),
             q_norm=self.single(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
             k_norm=self.single(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
