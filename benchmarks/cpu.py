@@ -65,7 +65,7 @@ class Contender:
     @property
     def ms_per_token(self) -> float:
         """Median over the rounds of the time of all prompts by their tokens."""
-        return statistics.median(_ms_per_token(round_) for round_ in self.rounds)
+        return statistics.median(ms_per_token(round_) for round_ in self.rounds)
 
 
 def main() -> None:
@@ -137,7 +137,7 @@ async def compare(
         if number >= 0:
             for contender in contenders:
                 contender.rounds.append(done[contender.name])
-            print(", ".join(f"{c.name} {_ms_per_token(c.rounds[-1]):.2f} ms a token" for c in contenders), flush=True)
+            print(", ".join(f"{c.name} {ms_per_token(c.rounds[-1]):.2f} ms a token" for c in contenders), flush=True)
     return contenders
 
 
@@ -215,19 +215,26 @@ async def start_worker(name: str, *command: str) -> AsyncIterator[Worker]:
 
 
 @contextlib.asynccontextmanager
-async def serve(precision: str, num_threads: int, num_drafters: int, num_drafts: int = 5) -> AsyncIterator[Services]:
+async def serve(precision: str, num_threads: int, num_drafters: int, num_drafts: int = 5, *, is_adaptive: bool = False) -> AsyncIterator[Services]:
     """All services as processes, stopped at the end: with an ngram drafter (lookup 2 to 4), or plain.
 
     Args:
         precision: a dtype, or a format of the weights.
-        num_drafts: K.
+        num_drafts: K, or its ceiling where it is adaptive.
+        is_adaptive: each step's K is chosen.
     """
     numbers = {"dtype": precision} if precision in ("bfloat16", "float32") else {"weights": precision}
-    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts, prompt_lookup_min=2, prompt_lookup_max=4)
+    speculative = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=num_drafts,
+        prompt_lookup_min=2,
+        prompt_lookup_max=4,
+        enable_adaptive_verification=is_adaptive,
+    )
     verifier = VerifierConfig(**numbers, num_threads=num_threads, max_model_len=2048, kv_cache_memory=128 << 20, speculative_config=speculative)
     drafter = DrafterConfig(max_num_seqs=verifier.max_num_seqs, speculative_config=speculative)
     coordinator = CoordinatorConfig(listen=(f"127.0.0.1:{free_port(0)}",), speculative_config=speculative)
-    options = StackOptions(UpConfig(), verifier, (drafter,) * num_drafters, coordinator)
+    options = StackOptions(UpConfig(), verifier, (drafter,) * num_drafters, coordinator, http=None)
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as folder:
         stack = plan_stack(options if num_drafters else without_drafters(options), Path(folder))
         supervisor = Supervisor(stack.groups(), lambda name, line: logger.log(_level(line), "%s: %s", name, line))
@@ -235,7 +242,7 @@ async def serve(precision: str, num_threads: int, num_drafters: int, num_drafts:
             await supervisor.start()
             async with AsyncClient(stack.address) as client:
                 await client.wait_ready()
-                yield Services("ngram" if num_drafters else "plain", client)
+                yield Services(("adaptive" if is_adaptive else "ngram") if num_drafters else "plain", client)
         finally:
             await supervisor.stop()
 
@@ -244,13 +251,13 @@ def read_prompts(name: str) -> list[str]:
     return [json.loads(line)["turns"][0] for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
 
 
-def _ms_per_token(decoded: Sequence[Decoded]) -> float:
+def ms_per_token(decoded: Sequence[Decoded]) -> float:
     return 1e3 * sum(one.decode_s for one in decoded) / sum(one.num_timed_tokens for one in decoded)
 
 
 def round_ratios(first: Contender, second: Contender) -> list[float]:
     """The first one's time over the second one's, of each round."""
-    return [_ms_per_token(a) / _ms_per_token(b) for a, b in zip(first.rounds, second.rounds, strict=True)]
+    return [ms_per_token(a) / ms_per_token(b) for a, b in zip(first.rounds, second.rounds, strict=True)]
 
 
 def result(name: str, dtype: str, ours: Contender, beside: Contender, ratio: float, promised: str) -> dict[str, Any]:
@@ -271,15 +278,15 @@ def result(name: str, dtype: str, ours: Contender, beside: Contender, ratio: flo
         "drafted_steps": round(num_drafts / num_steps, 3),
         "same_tokens": sum(same) / len(same),
         "num_tokens": [len(one.token_ids) for one in last],
-        "ms_per_token_of_rounds": [round(_ms_per_token(round_), 3) for round_ in ours.rounds],
-        "beside_ms_per_token_of_rounds": [round(_ms_per_token(round_), 3) for round_ in beside.rounds],
+        "ms_per_token_of_rounds": [round(ms_per_token(round_), 3) for round_ in ours.rounds],
+        "beside_ms_per_token_of_rounds": [round(ms_per_token(round_), 3) for round_ in beside.rounds],
         "ratio_of_prompts": [round(_prompt_ratio(ours, beside, index), 3) for index in range(len(last))],
     }
 
 
 def _prompt_ratio(ours: Contender, beside: Contender, index: int) -> float:
     """Time per token beside ours, of one prompt over all rounds."""
-    return _ms_per_token([round_[index] for round_ in beside.rounds]) / _ms_per_token([round_[index] for round_ in ours.rounds])
+    return ms_per_token([round_[index] for round_ in beside.rounds]) / ms_per_token([round_[index] for round_ in ours.rounds])
 
 
 def _level(line: str) -> int:
