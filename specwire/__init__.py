@@ -32,10 +32,12 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from specwire.messages import SpecStats, TokenLogprobs, TokenOrigin, Usage
+    from specwire.offline import LLM, CompletionOutput, Logprob, RequestOutput
     from specwire.sampling_params import SamplingParams
     from specwire.tls import TlsOptions
 
 __all__ = [
+    "LLM",
     "AbortedError",
     "AsyncBatch",
     "AsyncClient",
@@ -46,12 +48,15 @@ __all__ = [
     "Chat",
     "Choice",
     "Client",
+    "CompletionOutput",
     "DeadlineExceededError",
     "FailedPreconditionError",
     "GenerationResult",
     "InternalError",
     "InvalidArgumentError",
+    "Logprob",
     "Prompt",
+    "RequestOutput",
     "ResourceExhaustedError",
     "SamplingParams",
     "SpecStats",
@@ -67,6 +72,10 @@ __all__ = [
     "Usage",
 ]
 _MODULES = {
+    "LLM": "specwire.offline",
+    "CompletionOutput": "specwire.offline",
+    "Logprob": "specwire.offline",
+    "RequestOutput": "specwire.offline",
     "SamplingParams": "specwire.sampling_params",
     "SpecStats": "specwire.messages",
     "TlsOptions": "specwire.tls",

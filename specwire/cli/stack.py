@@ -1,6 +1,7 @@
 """The configuration of every service that `specwire up` starts."""
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from specwire.cli.gpu_shares import share_gpus
 from specwire.config import MAX_REPLICAS, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig, flags
 from specwire.config_layers import DEFAULT, ConfigError, Layer, ListedDrafter, Problem, Resolved, Setting, Source, resolve
 from specwire.draft_checkpoint import HEAD_METHODS
-from specwire.errors import InvalidArgumentError
+from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from specwire.launch import ServiceSpec
 
 ServiceConfig = VerifierConfig | DrafterConfig | CoordinatorConfig | HttpConfig
@@ -130,6 +131,12 @@ def plan_stack(options: StackOptions, folder: Path) -> Stack:
     return Stack(tuple(verifiers), tuple(drafters), coordinator, http)
 
 
+def plan_private_stack(options: StackOptions, folder: Path) -> Stack:
+    """As `plan_stack`, for the use of this program alone: clients call over a socket in the folder, without keys, and there is no HTTP API."""
+    coordinator = dataclasses.replace(options.coordinator, listen=(f"unix:{folder}/clients",), api_keys="")
+    return plan_stack(dataclasses.replace(options, coordinator=coordinator, http=None), folder)
+
+
 def resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tuple[DrafterConfig, ...]:
     """The drafters that these sources ask for.
 
@@ -151,6 +158,21 @@ def resolve_drafters(number: int, origin: str, sources: Sequence[Source]) -> tup
     if len(drafters) > MAX_REPLICAS:
         raise ConfigError([Problem(listed[-1].origin, f"drafters are {len(drafters)} in all, but must be at most {MAX_REPLICAS}; lower their count")])
     return drafters
+
+
+def check_engine() -> None:
+    """Raises FailedPreconditionError unless what runs models is installed."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FailedPreconditionError(f"models are run here, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
+
+
+def check_models(options: StackOptions) -> None:
+    """Raises InvalidArgumentError if one of the models is a path to nothing."""
+    check_model(options.verifier.model)
+    for drafter in options.drafters:
+        if drafter.speculative_config.has_model and drafter.speculative_config.model:
+            check_model(drafter.speculative_config.model)
 
 
 def check_model(model: str) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import functools
-import importlib.util
 import logging
 import os
 import shutil
@@ -18,10 +17,10 @@ import typer
 from specwire import rpc
 from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
-from specwire.cli.stack import Stack, StackOptions, check_model, plan_stack
+from specwire.cli.stack import Stack, StackOptions, check_engine, check_models, plan_stack
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig, HttpConfig
 from specwire.console import make_console
-from specwire.errors import FailedPreconditionError, SpecwireError, UnavailableError
+from specwire.errors import SpecwireError, UnavailableError
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
 
@@ -38,10 +37,7 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
         SpecwireError: something keeps the services from starting, or the coordinator ended.
     """
     check_engine()
-    check_model(options.verifier.model)
-    for drafter in options.drafters:
-        if drafter.speculative_config.has_model and drafter.speculative_config.model:
-            check_model(drafter.speculative_config.model)
+    check_models(options)
     listen = tuple(map(free_address, options.coordinator.listen))
     options = dataclasses.replace(options, coordinator=dataclasses.replace(options.coordinator, listen=listen))
     if options.http is not None:
@@ -152,13 +148,6 @@ def print_line(abandoned: asyncio.Event, name: str, line: str) -> None:
         typer.echo(f"{typer.style(f'{name:<11} |', dim=True)} {line}", err=True)
     except OSError:
         abandoned.set()
-
-
-def check_engine() -> None:
-    """Raises FailedPreconditionError unless what runs models is installed."""
-    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise FailedPreconditionError(f"`specwire up` runs models, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
 
 
 def free_address(address: str, option: str = "--port") -> str:
