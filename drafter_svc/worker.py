@@ -43,7 +43,7 @@ class Worker:
     Args:
         build: makes the method, on the worker's own thread.
         max_num_seqs: most sequences over all sessions.
-        chunk: most tokens of background work between two batches.
+        chunk: most tokens of background work between two batches; fewer where the measurement says that they would delay replies.
         cost_budget_s: time for the measurement of draft costs at the start; 0 = none.
         profile_context_len: tokens of context to measure them behind, as far as they fit.
         tracer: takes the spans of rounds.
@@ -118,6 +118,7 @@ class Worker:
             if self._cost_budget_s:
                 self.profile = measure_draft_cost(method, self._cost_budget_s, chunk=self._chunk, context_len=self._profile_context_len)
                 method.counts.reset()
+                self._limit_chunk()
         except Exception as error:
             self.ready.set_exception(error)
             return
@@ -133,6 +134,12 @@ class Worker:
             session.close()
         if method.features is not None:
             method.features.stop()
+
+    def _limit_chunk(self) -> None:
+        """Rounds that come during a chunk wait for its end: no longer than coordinators wait for their answers."""
+        if 0 < self.profile.chunk < self._chunk:
+            logger.info("prompts are computed in chunks of %d tokens, not %d, so that rounds need not wait longer", self.profile.chunk, self._chunk)
+            self._chunk = self.profile.chunk
 
     def _take(self, *, wait: bool) -> list[_Job] | None:
         """The jobs of the next batch; none where there are none and `wait` is not set; None at the end.

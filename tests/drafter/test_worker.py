@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from drafter_svc.cost import DraftProfile
 from drafter_svc.method import Ask, Drafts
 from drafter_svc.session import Session
 from drafter_svc.worker import Worker
@@ -256,3 +257,26 @@ def test_what_was_run_to_measure_is_not_counted() -> None:
     assert method.batches
     assert method.counts == PassCounts()
     assert worker.stop(10)
+
+
+@pytest.mark.parametrize(("measured", "expected"), [(8, 8), (64, 32), (0, 32)])
+def test_chunks_are_no_larger_than_replies_can_wait_for(monkeypatch: pytest.MonkeyPatch, measured: int, expected: int) -> None:
+    method, budgets = GatedMethod(), []
+    method.gate.set()
+    catch_up = method.catch_up
+
+    def record(budget: int) -> int:
+        budgets.append(budget)
+        return catch_up(budget)
+
+    method.catch_up = record  # type: ignore[method-assign]
+    monkeypatch.setattr("drafter_svc.worker.measure_draft_cost", lambda *args, **options: DraftProfile(chunk=measured))
+    worker = Worker(lambda: method, max_num_seqs=16, chunk=32, cost_budget_s=1.0)
+    worker.start()
+    worker.ready.result(10)
+    inbox: Inbox = queue.Queue()
+    method.num_behind = 1
+    worker.submit(worker.open_session("a", inbox.put), first_round(), received_ns=1)
+    assert method.caught_up.wait(10)
+    assert worker.stop(10)
+    assert set(budgets) == {expected}
