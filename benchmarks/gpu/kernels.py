@@ -144,17 +144,18 @@ def sweep_attention(bandwidth: float) -> list[dict[str, Any]]:
 
 
 _SWEEP = [(64, 8192, 1, 1), (64, 4096, 1, 1), (64, 4096, 8, 8), (64, 4096, 1, 9), (40, 8192, 1, 9), (20, 4096, 6, 9), (100, 2048, 1, 9)]
+_SWEEP += [(256, 600, 1, 6), (128, 576, 1, 6), (128, 600, 1, 6), (128, 600, 6, 6)]
 _SWEEP += [(256, 576, 1, 1), (256, 576, 1, 9), (256, 576, 8, 8), (1, 576, 1, 1), (1, 576, 6, 9), (8, 576, 1, 9), (8, 576, 6, 9), (32, 576, 1, 9)]
 _SWEEP += [(1, 32768, 1, 1), (8, 8192, 6, 9)]
 _TUNINGS = [
     AttentionTuning(),
-    AttentionTuning(few_min_split=64),
     AttentionTuning(few_min_split=128),
     AttentionTuning(few_min_split=256),
-    AttentionTuning(few_min_split=320),
     AttentionTuning(few_items=49, few_min_split=128),
     AttentionTuning(many_items=132),
-    AttentionTuning(many_min_split=2048),
+    AttentionTuning(staggered=12),
+    AttentionTuning(staggered=24),
+    AttentionTuning(staggered=48),
     AttentionTuning(tile_positions=32, num_stages=7),
     AttentionTuning(tile_rows=32),
 ]

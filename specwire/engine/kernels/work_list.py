@@ -24,6 +24,8 @@ class AttentionTuning:
         few_items, few_min_split: steps of at most few_items tiles are cut into about that many pieces for each KV head, so that each
             multiprocessor has about two programs; no piece is shorter than few_min_split positions, a multiple of tile_positions.
         many_items, many_min_split: likewise for larger steps, whose pieces are small enough that none runs long after the others.
+        staggered: requests of one tile that larger steps cut in two, each at another place: where all requests are equally long, programs would
+            else begin and end together, and memory is idle in between.
         num_stages, large_stages: depth of the software pipeline of small and large tiles. Block tables take a part of the stages: two tiles
             of keys and values are under way at 5, three at 7.
         num_warps: warps of a program.
@@ -35,6 +37,7 @@ class AttentionTuning:
     few_min_split: int = 192
     many_items: int = 264
     many_min_split: int = 2048
+    staggered: int = 0
     num_stages: int = 5
     large_stages: int = 5
     num_warps: int = 4
@@ -54,7 +57,8 @@ class AttentionScratch:
     """
 
     def __init__(self, num_kv_heads: int, head_dim: int, device: torch.device | str, tuning: AttentionTuning) -> None:
-        self.num_items = max(tuning.few_items, tuning.many_items)  # a split has at least its share of all positions: there can't be more
+        # A split has at least its share of all positions: there can't be more.
+        self.num_items = max(tuning.few_items, tuning.many_items + 2 * tuning.staggered)
         self.tuning = tuning
         self.num_kv_heads = num_kv_heads
         self.output = torch.empty((self.num_items, num_kv_heads, tuning.tile_rows, head_dim), dtype=torch.float32, device=device)
@@ -106,6 +110,7 @@ class DeviceAttentionPlan:
             FEW_MIN=tuning.few_min_split // tuning.tile_positions,
             MANY_ITEMS=tuning.many_items,
             MANY_MIN=tuning.many_min_split // tuning.tile_positions,
+            STAGGERED=tuning.staggered,
             RECORD=RECORD,
             num_warps=4,
         )
@@ -126,6 +131,7 @@ def write_items(
     FEW_MIN: tl.constexpr,
     MANY_ITEMS: tl.constexpr,
     MANY_MIN: tl.constexpr,
+    STAGGERED: tl.constexpr,
     RECORD: tl.constexpr,
 ):
     """Tiles of split requests first: they take longest, and their places in the list are their places in the scratch."""
@@ -145,6 +151,12 @@ def write_items(
     share = tl.maximum(tl.cdiv(total, tl.where(is_few, FEW_ITEMS, MANY_ITEMS)), tl.where(is_few, FEW_MIN, MANY_MIN))
     split_length = tl.maximum(tl.cdiv(length, tl.maximum(length // share, 1)), 1)
     splits = tl.maximum(tl.cdiv(length, split_length), 1)
+    if STAGGERED > 0:
+        can = (splits == 1) & (tiles == 1) & (length > 1)
+        rank = tl.cumsum(can.to(tl.int32), 0) - 1
+        cut = can & (rank < STAGGERED) & (is_few == 0)
+        splits = tl.where(cut, 2, splits)
+        split_length = tl.where(cut, 1 + rank % tl.maximum(length - 1, 1), split_length)
 
     num_items = tiles * splits
     in_splits = tl.where(splits > 1, num_items, 0)
@@ -165,7 +177,8 @@ def write_items(
         tl.store(record + 2, row_begin, mine)
         tl.store(record + 3, seq_len - query_len, mine)
         tl.store(record + 4, kv_begin, mine)
-        tl.store(record + 5, tl.minimum(kv_begin + split_length * TILE_POSITIONS, seq_len - query_len + last_token + 1), mine)
+        end = seq_len - query_len + last_token + 1
+        tl.store(record + 5, tl.where(split == splits - 1, end, tl.minimum(kv_begin + split_length * TILE_POSITIONS, end)), mine)
         tl.store(record + 6, request, mine)
         tl.store(record + 7, splits * 65536 + split, mine)
     for block in range(tl.program_id(0), tl.cdiv(max_items, REQUESTS), tl.num_programs(0)):

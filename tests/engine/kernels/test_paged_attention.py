@@ -1,5 +1,6 @@
 """The attention kernel against float64 attention, on ragged batches with poisoned outputs and blocks."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -66,6 +67,21 @@ def run(plan, query, cache, cu_seqlens_q, seq_lens, block_tables, scale):
     plan.update(cu_seqlens_q, seq_lens)
     paged_attention(query, cache, block_tables, scale, plan, output)
     return output
+
+
+@pytest.mark.parametrize("staggered", [1, 5])
+def test_requests_that_are_cut_at_different_places(staggered):
+    """More requests than are cut, and among them some that can't be: of one tile, of several row tiles, or split anyway."""
+    segments = [(1, 70), (2, 15), (0, 0), (1, 33), (20, 50), (1, 150), (1, 64), (3, 65), (1, 70), (1, 17)]
+    arguments = random_batch(segments, 6, 2, 16, torch.float32, seed=staggered)
+    tuning = dataclasses.replace(TUNING, few_items=3, many_min_split=96, staggered=staggered)
+    plan = DeviceAttentionPlan(AttentionScratch(2, 16, DEVICE, tuning), len(segments), 64, 32, 6)
+    torch.testing.assert_close(run(plan, *arguments, 0.25).double(), expected(*arguments, 0.25), atol=1e-5, rtol=0, equal_nan=True)
+    splits = plan.items[:, 7] // 65536
+    cut = plan.items[(splits == 2) & (plan.items[:, 7] % 65536 == 0)]
+    assert len(cut) >= staggered
+    assert len(cut[:, 5].unique()) >= min(staggered, 3), "all were cut at the same place"
+    assert not plan.scratch.arrived.any()
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 16), ((4, 1), 64)], ids=str)
