@@ -1,7 +1,6 @@
 """`python -m coordinator --flag value`: one coordinator process."""
 
 import asyncio
-import gc
 import logging
 import sys
 from collections.abc import Awaitable, Callable
@@ -9,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from specwire.arguments import parse_flags
 from specwire.config import CoordinatorConfig
 from specwire.metrics import MetricsServer
-from specwire.process import run_service
+from specwire.process import calm_garbage_collector, run_service
 from specwire.rpc import wait_for_stop_signal
 
 from .engine import Engine
@@ -19,7 +18,6 @@ from .server import CoordinatorServer
 
 logger = logging.getLogger(__name__)
 
-_GC_THRESHOLD = 20_000
 _LAST_WORDS_S = 1.0
 """What the server gets on top, to deliver how the last requests ended."""
 
@@ -43,7 +41,7 @@ async def serve(config: CoordinatorConfig, on_start: Callable[[Engine], Awaitabl
         await engine.start()
         if on_start is not None:
             await on_start(engine)
-        _calm_garbage_collector()
+        calm_garbage_collector()
         tasks = [asyncio.create_task(server.follow_readiness()), asyncio.create_task(_announce(engine, server))]
         await stop_signal
         logger.info("stopping")
@@ -53,12 +51,6 @@ async def serve(config: CoordinatorConfig, on_start: Callable[[Engine], Awaitabl
         for task in tasks:
             task.cancel()
         await metrics.stop()
-
-
-def _calm_garbage_collector() -> None:
-    """A step makes thousands of tuples that die with it: at the default threshold of 700 they cost a third of its time in collections."""
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 async def _announce(engine: Engine, server: CoordinatorServer) -> None:

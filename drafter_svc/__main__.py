@@ -9,7 +9,7 @@ from collections.abc import Callable
 from specwire.arguments import parse_flags
 from specwire.config import DrafterConfig
 from specwire.metrics import MetricsServer
-from specwire.process import run_service, set_model_environment
+from specwire.process import calm_garbage_collector, run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 
 from .method import Method, build_method
@@ -48,6 +48,7 @@ async def serve(config: DrafterConfig, build: Callable[[DrafterConfig], Method] 
 async def _load_and_watch(server: DrafterServer) -> None:
     """Never returns: raises what keeps the drafter from serving, at the start or later."""
     await server.wait_ready()
+    calm_garbage_collector()
     logger.info("ready: drafter %s", " ".join(server.addresses))
     await server.wait_broken()
 

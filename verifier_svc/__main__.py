@@ -11,7 +11,7 @@ from specwire.arguments import parse_flags
 from specwire.config import VerifierConfig
 from specwire.metrics import MetricsServer
 from specwire.phases import Phases
-from specwire.process import run_service, set_model_environment
+from specwire.process import calm_garbage_collector, run_service, set_model_environment
 from specwire.rpc import wait_for_stop_signal
 from specwire.tls import server_tls
 from specwire.tracing import open_tracer
@@ -65,6 +65,7 @@ async def serve(config: VerifierConfig) -> None:
 async def _load_and_watch(server: VerifierServer) -> None:
     """Never returns: raises what keeps the verifier from serving, at the start or later."""
     await server.load()
+    calm_garbage_collector()
     logger.info("ready: verifier %s", " ".join(server.bound_addresses))
     await server.wait_broken()
 

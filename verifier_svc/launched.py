@@ -25,6 +25,7 @@ class LaunchedRound:
     Args:
         request: the round.
         planned: one a row; an answer itself if it names no open slot.
+        segments: those of them that run, in order.
         pending: None if no row runs.
         num_padded_tokens: through the model, with padding.
         opened: tokens in the prefix cache, of each Open.
@@ -34,16 +35,12 @@ class LaunchedRound:
 
     request: VerifyRound
     planned: Sequence[Segment | Unrun | VerifyRowResult]
+    segments: Sequence[Segment]
     pending: PendingRound | None
     num_padded_tokens: int
     opened: list[int]
     rows: list[VerifyRowResult] | None = None
     error: Exception | None = None
-
-    @property
-    def segments(self) -> list[Segment]:
-        """What runs, in the order of the rows."""
-        return [plan for plan in self.planned if isinstance(plan, Segment)]
 
     @property
     def is_read(self) -> bool:

@@ -2,8 +2,8 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.sampling.segments import SegmentTokens
@@ -15,6 +15,10 @@ from .slots import Slot
 
 logger = logging.getLogger(__name__)
 
+_OK = RowStatus.OK
+_status = itemgetter(VerifyRowResult._fields.index("status"))
+_new = tuple.__new__
+"""Makes a named tuple in a third of the time that its class takes."""
 _BAD_NUMBERS = "the model's logits are NaN or infinite, or no token was left to sample; the request cannot go on"
 
 
@@ -55,8 +59,11 @@ class RoundReader:
             outputs = launched.pending.results() if launched.pending is not None else []
             num_segments = len(launched.segments)
             assert len(outputs) == num_segments, f"round {number} has {num_segments} segments, {len(outputs)} came out"
-            rest = iter(outputs)
-            rows = [self._settle(number, plan, rest) for plan in launched.planned]
+            if num_segments == len(launched.planned):
+                rows = [self._settle(number, segment, output) for segment, output in zip(launched.segments, outputs, strict=True)]
+            else:
+                rest = iter(outputs)
+                rows = [self._settle(number, plan, next(rest)) if isinstance(plan, Segment) else _unrun(number, plan) for plan in launched.planned]
         except Exception as error:
             # Later rounds may be launched on top of this one: nothing of them may count.
             launched.error = error
@@ -64,44 +71,44 @@ class RoundReader:
                 self._kill(segment.slot, f"round {number} failed with {type(error).__name__}; reopen the sequence", number)
             return
         launched.rows = rows
-        self.num_rows.update(row.status for row in rows)
+        self.num_rows.update(map(_status, rows))
 
-    def _settle(self, number: int, plan: Segment | Unrun | VerifyRowResult, outputs: Iterator[SegmentTokens]) -> VerifyRowResult:
-        """A row's answer."""
-        if not isinstance(plan, Segment):
-            if isinstance(plan, Unrun):
-                return _answer(plan.slot, RowStatus.BAD if plan.slot.is_dead_in(number) else plan.status)
-            return plan
-        slot, output = plan.slot, next(outputs)
+    def _settle(self, number: int, segment: Segment, output: SegmentTokens) -> VerifyRowResult:
+        """Takes good numbers into the slot; the row's answer."""
+        slot, start, num_known, drafts, samples, _ = segment
+        num_accepted, emitted, is_bad, logprobs, _ = output
         slot.num_unread_rows -= 1
-        slot.num_unread_tokens -= plan.samples
-        if not slot.is_dead_in(number):
-            if not output.is_bad:
-                return self._commit(plan, output)
-            logger.error("slot %d at token %d: %s", slot.slot, plan.start_position, _BAD_NUMBERS)
-            self._kill(slot, _BAD_NUMBERS, number)
-        return _answer(slot, RowStatus.BAD)
-
-    def _commit(self, segment: Segment, output: SegmentTokens) -> VerifyRowResult:
-        """Takes good numbers into the slot."""
-        slot = segment.slot
-        num_final = segment.num_known + output.num_accepted
-        slot.token_ids += output.token_ids
+        slot.num_unread_tokens -= samples
+        if is_bad or slot.error:
+            if slot.is_dead_in(number):
+                return _answer(slot, RowStatus.BAD)
+            if is_bad:
+                logger.error("slot %d at token %d: %s", slot.slot, start, _BAD_NUMBERS)
+                self._kill(slot, _BAD_NUMBERS, number)
+                return _answer(slot, RowStatus.BAD)
+        token_ids, num_final = slot.token_ids, num_known + num_accepted
+        token_ids += emitted
         if not slot.is_closed:
-            self._blocks.finalize(slot.slot, slot.token_ids[segment.start_position : segment.start_position + num_final])
-        slot.num_computed_tokens += num_final
-        slot.num_launched_tokens += output.num_accepted
-        self._counts.num_draft_tokens += len(segment.draft_tokens)
-        self._counts.num_accepted_tokens += output.num_accepted
+            self._blocks.finalize(slot.slot, token_ids[start : start + num_final])
+        slot.num_computed_tokens = num_computed_tokens = slot.num_computed_tokens + num_final
+        if drafts:
+            slot.num_launched_tokens += num_accepted
+            self._counts.num_draft_tokens += len(drafts)
+            self._counts.num_accepted_tokens += num_accepted
         if slot.keeps_history and slot.sampling is not None:
-            slot.sampling.append(output.token_ids)
-        return VerifyRowResult(
-            RowStatus.OK, slot.num_computed_tokens, slot.num_cached_tokens, output.num_accepted, list(output.token_ids), output.logprobs
-        )
+            slot.sampling.append(emitted)
+        return _new(VerifyRowResult, (_OK, num_computed_tokens, slot.num_cached_tokens, num_accepted, list(emitted), logprobs, ""))
 
     def _kill(self, slot: Slot, error: str, number: int) -> None:
         slot.kill(error, number)
         self._blocks.forget(slot.cached_blocks)
+
+
+def _unrun(number: int, plan: Unrun | VerifyRowResult) -> VerifyRowResult:
+    """The answer to a row that the model did not see."""
+    if isinstance(plan, VerifyRowResult):
+        return plan
+    return _answer(plan.slot, RowStatus.BAD if plan.slot.is_dead_in(number) else plan.status)
 
 
 def _answer(slot: Slot, status: RowStatus) -> VerifyRowResult:

@@ -11,8 +11,11 @@ from specwire.engine.graphs.upload import RoundRow
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.sampling.slot import SlotSampling
 
-from .plan import Segment
+from .plan import UNREAD, Segment
 from .slots import Slot
+
+_new = tuple.__new__
+"""Makes a named tuple in a third of the time that its class takes."""
 
 
 class RoundExecutor:
@@ -51,18 +54,12 @@ class RoundExecutor:
 
     def launch(self, segments: Sequence[Segment], blocks: BlockManager) -> Round:
         """See `Executor.launch`."""
-        return self._runner.launch([self._row(segment, blocks) for segment in segments])
-
-    def _row(self, segment: Segment, blocks: BlockManager) -> RoundRow:
-        slot = segment.slot
-        assert slot.sampling is not None, f"slot {slot.slot} has no sampling state: {slot.error}"
-        return RoundRow(
-            self._places[slot.slot],
-            segment.start_position,
-            segment.token_ids,
-            len(segment.draft_tokens),
-            blocks.block_table(slot.slot),
-            slot.sampling,
-            segment.samples,
-            segment.from_device,
-        )
+        places, block_table = self._places, blocks.block_table
+        rows = []
+        for segment in segments:
+            slot, start_position, _, drafts, samples, from_device = segment
+            number, sampling = slot.slot, slot.sampling
+            assert sampling is not None, f"slot {number} has no sampling state: {slot.error}"
+            token_ids = UNREAD if from_device else segment.token_ids
+            rows.append(_new(RoundRow, (places[number], start_position, token_ids, len(drafts), block_table(number), sampling, samples, from_device)))
+        return self._runner.launch(rows)

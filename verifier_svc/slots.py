@@ -48,6 +48,7 @@ class Slot:
     num_computed_tokens: int = 0  # final ones, without rejected drafts
     num_cached_tokens: int = 0
     num_launched_tokens: int = 0  # final ones once all launched rounds are read, but for drafts that these accept
+    num_reserved_tokens: int = 0  # what its blocks hold at least
     num_unread_rows: int = 0  # rows of launched rounds that are not read
     num_unread_tokens: int = 0  # next tokens that these sample
     last_round: int = 0  # the last round whose row of this slot ran

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.graphs.runner import RoundCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
-from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
+from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRowResult
 
 from .executor import Executor
 from .features import FeatureBooks
 from .launched import LaunchedRound, Unrun
-from .plan import Segment, plan_row
+from .plan import Segment, depends_on_unread, plan_common_row, plan_row
 from .promises import promised_blocks
 from .reader import RoundReader, TokenCounts
 from .slots import Slot, VerifierLimits, open_slot
@@ -105,16 +105,16 @@ class Verifier:
         for ref in request.closes:
             self._close(ref)
         opened = [self._open(message, request.round) for message in request.opens]
-        tally = _Tally()
-        planned = [self._plan(request, index, tally) for index in range(len(request.rows))]
+        planned = self._plan_rows(request)
         segments = [plan for plan in planned if isinstance(plan, Segment)]
         num_padded_tokens = self.round_counts.num_padded_tokens
         pending = self._executor.launch(segments, self._blocks) if segments else None
         num_padded_tokens = self.round_counts.num_padded_tokens - num_padded_tokens
         # Only now: a slot must not be ahead of a round that could not be started.
-        for segment in segments:
-            segment.slot.launch(request.round, segment.num_known, len(segment.draft_tokens), samples=segment.samples)
-        launched = LaunchedRound(request, planned, pending, num_padded_tokens, opened)
+        number = request.round
+        for slot, _, num_known, drafts, samples, _ in segments:
+            slot.launch(number, num_known, len(drafts), samples=samples)
+        launched = LaunchedRound(request, planned, segments, pending, num_padded_tokens, opened)
         self._reader.unread.append(launched)
         return launched
 
@@ -209,6 +209,30 @@ class Verifier:
         if slot.sampling is not None:
             self._executor.close(slot)
 
+    def _plan_rows(self, request: VerifyRound) -> list[Segment | Unrun | VerifyRowResult]:
+        """What becomes of each row. They are gone through in order: one may have unread rounds read, which the next ones depend on."""
+        rows, limits, find, tally = request.rows, self.limits, self._slots.get, _Tally()
+        is_special = bool(request.overlays) or len({row.slot for row in rows}) < len(rows)
+        planned: list[Segment | Unrun | VerifyRowResult] = []
+        for index, row in enumerate(rows):
+            slot, num_tokens = find(row.slot), 1 + len(row.draft_tokens)
+            segment = None if is_special or slot is None else plan_common_row(slot, row, limits)
+            if slot is None or segment is None or tally.num_tokens + num_tokens > limits.max_num_batched_tokens:
+                planned.append(self._plan(request, index, tally))
+                continue
+            tally.num_tokens += num_tokens
+            has_blocks = segment.start_position + num_tokens <= slot.num_reserved_tokens or self._reserve(segment)
+            planned.append(segment if has_blocks else Unrun(slot, RowStatus.OUT_OF_BLOCKS))
+        return planned
+
+    def _reserve(self, segment: Segment) -> bool:
+        """Whether there are blocks for all tokens up to a segment's last one."""
+        slot, end, size = segment.slot, segment.end_position, self._blocks.block_size
+        if not self._blocks.reserve(slot.slot, end):
+            return False
+        slot.num_reserved_tokens = max(slot.num_reserved_tokens, -(-end // size) * size)
+        return True
+
     def _plan(self, request: VerifyRound, index: int, tally: _Tally) -> Segment | Unrun | VerifyRowResult:
         """A row's segment, its blocks reserved, or what becomes of a row that the model need not see.
 
@@ -222,7 +246,7 @@ class Verifier:
             return VerifyRowResult(RowStatus.STALE)
         if not slot.error and row.slot not in tally.slots and row.parent_round != slot.last_round:
             return Unrun(slot, RowStatus.STALE)
-        if slot.num_unread_rows and self._depends_on_unread(slot, row):
+        if depends_on_unread(slot, row):
             self.num_waits += 1
             self._reader.read_all()
         if not slot.last_round and slot.looked_up_round != request.round and not slot.error:
@@ -237,15 +261,7 @@ class Verifier:
         if segment is None:
             slot.last_round, slot.last_num_drafts = request.round, 0
             return Unrun(slot, RowStatus.OK)
-        return segment if self._blocks.reserve(slot.slot, segment.end_position) else Unrun(slot, RowStatus.OUT_OF_BLOCKS)
-
-    def _depends_on_unread(self, slot: Slot, row: VerifyRow) -> bool:
-        """Whether a row of a slot with unread rows can be planned only once these are read."""
-        if slot.last_num_drafts:
-            return True
-        if row.token_budget or not slot.num_unread_tokens:
-            return False
-        return not row.from_round or slot.keeps_history
+        return segment if self._reserve(segment) else Unrun(slot, RowStatus.OUT_OF_BLOCKS)
 
     def _check_row(self, request: VerifyRound, index: int, slot: Slot, tally: _Tally) -> None:
         """What depends on the rest of the round; raises InvalidArgumentError."""

@@ -130,17 +130,19 @@ class BlockManager:
     def finalize(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """The next tokens after `num_final_tokens` are these for good, and their KV is in the cache; full blocks become findable."""
         owned = self._sequences[seq_id]
-        owned.num_final_tokens += len(token_ids)
-        owned.num_computed_tokens = max(owned.num_computed_tokens, owned.num_final_tokens)
-        capacity = len(owned.block_table) * self.block_size
-        assert owned.num_final_tokens <= capacity, f"sequence {seq_id}: {owned.num_final_tokens} final tokens, but {capacity} fit"
+        num_final_tokens = owned.num_final_tokens = owned.num_final_tokens + len(token_ids)
+        if num_final_tokens > owned.num_computed_tokens:
+            owned.num_computed_tokens = num_final_tokens
+        size, table = self.block_size, owned.block_table
+        assert num_final_tokens <= len(table) * size, f"sequence {seq_id}: {num_final_tokens} final tokens, but {len(table) * size} fit"
         if not self._enable_prefix_cache:
             return
-        owned.tail.extend(token_ids)
-        while len(owned.tail) >= self.block_size:
-            owned.digest = self._chain(owned.digest, owned.tail[: self.block_size])
-            del owned.tail[: self.block_size]
-            block = owned.block_table[owned.num_registered_blocks]
+        tail = owned.tail
+        tail.extend(token_ids)
+        while len(tail) >= size:
+            owned.digest = self._chain(owned.digest, tail[:size])
+            del tail[:size]
+            block = table[owned.num_registered_blocks]
             owned.num_registered_blocks += 1
             # An equal block that another sequence computed first stays the findable one.
             if owned.digest not in self._block_of_digest:

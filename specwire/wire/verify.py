@@ -80,7 +80,8 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
     ]
     num_drafts = unpack_int32(rows.num_drafts, "rows.num_drafts")
     check_columns((*_ROW_COLUMNS, "num_drafts"), [*columns, num_drafts])
-    drafts = split(unpack_int32(rows.draft_tokens, "rows.draft_tokens"), num_drafts, "rows.draft_tokens")
+    draft_tokens = unpack_int32(rows.draft_tokens, "rows.draft_tokens")
+    drafts = split(draft_tokens, num_drafts, "rows.draft_tokens") if draft_tokens or any(num_drafts) else [draft_tokens] * len(num_drafts)
     return VerifyRound(
         session=request.session,
         lane=request.lane,
@@ -99,29 +100,26 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
 
 def pack_result(result: VerifyResult) -> pb.VerifyResponse:
     rows = result.rows
+    statuses, num_computed, num_cached, num_accepted, token_ids, logprobs, errors = zip(*rows, strict=True) if rows else ((),) * 7
     response = pb.VerifyResponse(
         session=result.session, lane=result.lane, round=result.round, draining=result.draining, timing=common.pack_timing(result.timing),
         free_blocks=result.free_blocks, promised_blocks=result.promised_blocks, num_padded_tokens=result.num_padded_tokens,
         features=map(common.pack_feature, result.features), chosen_outcomes=pack_int32(result.chosen_outcomes),
         opened_num_cached_tokens=pack_int32(result.opened_num_cached_tokens),
-        statuses=bytes(row.status for row in rows),
-        num_computed_tokens=pack_int32(row.num_computed_tokens for row in rows),
-        num_cached_tokens=pack_int32(row.num_cached_tokens for row in rows),
-        num_accepted=pack_int32(row.num_accepted for row in rows),
-        num_sampled=pack_int32(len(row.token_ids) for row in rows),
-        token_ids=pack_int32(token for row in rows for token in row.token_ids),
-        errors=[pb.RowError(row=index, message=row.error) for index, row in enumerate(rows) if row.error],
+        statuses=bytes(statuses), num_computed_tokens=pack_int32(num_computed), num_cached_tokens=pack_int32(num_cached),
+        num_accepted=pack_int32(num_accepted), num_sampled=pack_int32(map(len, token_ids)), token_ids=pack_int32(chain.from_iterable(token_ids)),
+        errors=[pb.RowError(row=index, message=error) for index, error in enumerate(errors) if error] if any(errors) else (),
     )  # fmt: skip
     if result.welcome is not None:
         response.welcome.CopyFrom(common.pack_welcome(result.welcome))
-    asked = [(index, row.logprobs) for index, row in enumerate(rows) if row.logprobs is not None]
-    if asked:
-        entries = [entry for _, logprobs in asked for entry in logprobs]
+    if logprobs.count(None) < len(rows):
+        asked = [(index, entries) for index, entries in enumerate(logprobs) if entries is not None]
+        entries = [entry for _, of_row in asked for entry in of_row]
         response.logprobs.CopyFrom(
             pb.Logprobs(
                 rows=pack_int32(index for index, _ in asked),
                 sampled=pack_float32(entry.sampled for entry in entries),
-                num_top=pack_int32(len(logprobs[0].top) if logprobs else 0 for _, logprobs in asked),
+                num_top=pack_int32(len(of_row[0].top) if of_row else 0 for _, of_row in asked),
                 top_token_ids=pack_int32(token for entry in entries for token, _ in entry.top),
                 top_logprobs=pack_float32(value for entry in entries for _, value in entry.top),
             )
