@@ -12,9 +12,12 @@ from torch import nn
 
 from specwire.train.batches import Batch
 from specwire.train.loss import product
-from specwire.train.modules import Attention, Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms
+from specwire.train.modules import START_SHARPNESS, Attention, Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms
 from specwire.train.recipe import Recipe
 from specwire.train.target import Target
+
+_OUTWEIGHS = 8
+"""What the layers add at the start is so much larger than in EAGLE-3: a stream that began as the mask's embedding would predict the mask."""
 
 
 class MarkovHead(nn.Module):
@@ -68,11 +71,11 @@ class DSparkHead(nn.Module):
             self.feature_scale.copy_(1 / rms)
             self.fc.weight.normal_(0.0, 0.002)
             self.fc.weight[:, -self.fc.out_features :] += torch.eye(self.fc.out_features, device=self.fc.weight.device)
-            self.norm.weight.copy_(self._target.final_norm())
+            self.norm.weight.copy_(self._target.final_norm() * START_SHARPNESS)
             all_tensors = self._target.last_layers(len(self._decoder))
             self.hidden_norm.weight.copy_(all_tensors[-1]["input_layernorm.weight"])
             for layer, tensors in zip(self._decoder, all_tensors, strict=True):
-                layer.start_from(tensors, rms[-1].item())
+                layer.start_from(tensors, rms[-1].item() / _OUTWEIGHS)
                 if not self._target.config.qk_norm:
                     _start_qk_norm(layer.self_attn, tensors["input_layernorm.weight"])
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from specwire.train.batches import Batch
 from specwire.train.loss import product
-from specwire.train.modules import Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms, shifted
+from specwire.train.modules import START_SHARPNESS, Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms, shifted
 from specwire.train.recipe import Recipe
 from specwire.train.target import Target, causal_attention
 
@@ -53,7 +53,7 @@ class Eagle3Head(nn.Module):
         with torch.no_grad():
             self.fc.weight.normal_(0.0, 0.002)
             self.fc.weight[:, -self.fc.out_features :] += torch.eye(self.fc.out_features, device=self.fc.weight.device)
-            self.norm.weight.copy_(self._target.final_norm())
+            self.norm.weight.copy_(self._target.final_norm() * START_SHARPNESS)
         for layer, tensors in zip(self.decoder, self._target.last_layers(len(self.decoder)), strict=True):
             layer.start_from(tensors, rms)
 

@@ -34,7 +34,7 @@ def test_the_loss_falls_and_a_head_comes_out(method: str, options: TrainOptions)
     assert result.evaluation is not None
     curve = json.loads((options.output / "curve.json").read_text())["curve"]
     assert [point["step"] for point in curve] == [20, 40]
-    assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
+    assert curve[-1]["loss"] < 0.97 * curve[0]["loss"]
     assert curve[-1]["overlap"][0] > curve[0]["overlap"][0]
     assert all(0 <= share <= 1 for share in curve[-1]["held_out"]["overlap"])
     loaded = load_head(result.head, method, target=Path(options.model))
