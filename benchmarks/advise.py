@@ -21,7 +21,7 @@ from benchmarks.report import RESULTS, Bystanders, print_table, write_report
 from specwire.bench.backend import grpc_backend
 from specwire.bench.metrics import measure
 from specwire.bench.runner import LoadGenerator
-from specwire.bench.serve import connect
+from specwire.bench.targets import connect
 from specwire.bench.workload import Prompt, file_prompts, read_prompt_file, repeat
 from specwire.client import AsyncClient
 from specwire.config import DEFAULT_ADDRESS

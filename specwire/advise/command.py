@@ -21,8 +21,9 @@ from specwire.bench.acceptance import AcceptReport
 from specwire.bench.environment import describe_environment
 from specwire.bench.progress import stop_on_interrupt
 from specwire.bench.report import FILE_WIDTH, write_json
-from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, connect, run_loop
+from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
 from specwire.bench.serve_report import settings
+from specwire.bench.targets import connect
 from specwire.bench.workload import PromptLine, file_prompts, read_prompt_file
 from specwire.client import AsyncClient
 from specwire.console import make_console

@@ -16,8 +16,9 @@ from specwire.bench.metrics import measure
 from specwire.bench.progress import show_progress, stop_on_interrupt
 from specwire.bench.report import FILE_WIDTH, check_output, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
-from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, connect, run_loop
+from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
 from specwire.bench.serve_report import settings
+from specwire.bench.targets import connect
 from specwire.bench.workload import Prompt, PromptLine, file_prompts, read_prompt_file
 from specwire.client import AsyncClient
 from specwire.console import make_console

@@ -135,7 +135,7 @@ def to_figures(metrics: ServeMetrics) -> dict[str, Any]:
         "failed": metrics.num_failed,
         "interrupted": metrics.num_interrupted,
         "retries": metrics.num_retries,
-        "errors": metrics.errors,
+        "errors_by_kind": metrics.errors,
         "total_input_tokens": metrics.total_input_tokens,
         "total_output_tokens": metrics.total_output_tokens,
         "total_cached_tokens": metrics.total_cached_tokens,
@@ -145,6 +145,7 @@ def to_figures(metrics: ServeMetrics) -> dict[str, Any]:
         "total_token_throughput": metrics.total_token_throughput,
         "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
         "max_concurrent_requests": metrics.max_concurrent_requests,
+        "rtfx": 0.0,  # of audio, which there is none of
     }
     for name, distribution in metrics.latencies.items():
         if distribution is not None:

@@ -22,7 +22,7 @@ class RequestRecord:
         drafts: the record of its verifications, if it was asked for.
         error: the kind of failure, or empty; error_text: what it says.
         num_retries: attempts before the one that counted.
-        token_ids: what it gave, if they are kept.
+        token_ids: what it gave, if they are kept; texts: the same as text, where the server sends that.
     """
 
     index: int
@@ -40,6 +40,7 @@ class RequestRecord:
     error_text: str = ""
     num_retries: int = 0
     token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
     @property
     def is_ok(self) -> bool:

@@ -14,7 +14,8 @@ from specwire.messages import ChoiceDelta
 logger = logging.getLogger(__name__)
 
 Send = Callable[[Prompt, RequestRecord], AsyncGenerator[ChoiceDelta, None]]
-"""Sends a request and hands on what comes; raises a SpecwireError where it fails. Of the record it only writes num_retries."""
+"""Sends a request and hands on what comes; raises a SpecwireError where it fails. Of the record it only writes
+num_retries, and what an answer over HTTP says at its end: num_prompt_tokens, chunk_sizes, texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class ServeOptions:
     """All options.
 
     Args:
-        address: for the report; the client is made by the caller.
+        address: of a coordinator, or the URL of a server; what calls it is made by the caller.
         prompts: a prompt file; None = made-up prompts of these lengths.
         num_prompts: requests that are measured; None = the file's prompts, or 100.
         request_rate: requests a second; infinite = all at once, or as max_concurrency allows.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from specwire.bench.report import request_figures
 from specwire.bench.runner import LoadRun
 from specwire.bench.serve_options import ServeOptions, plan_arrivals
 from specwire.bench.server_counts import Counts
+from specwire.messages import SpecStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +20,21 @@ class ServeResult:
     """What a run left.
 
     Attributes:
+        backend, address: how and where the server was called.
         server: what the coordinator counted meanwhile; None if it can't say.
+        speculation: what a server says of it that does not tell it in its answers.
         cpu_share: cores that the load generator itself was busy on.
+        texts: of the answers, where they are wanted: None of one that came as token ids that nobody can decode.
     """
 
+    backend: str
+    address: str
     model_id: str
     run: LoadRun
     server: Counts | None
+    speculation: SpecStats | None
     cpu_share: float
+    texts: Sequence[str | None] = ()
 
 
 def make_report(options: ServeOptions, environment: dict[str, Any], result: ServeResult, metrics: ServeMetrics) -> dict[str, Any]:
@@ -34,8 +43,11 @@ def make_report(options: ServeOptions, environment: dict[str, Any], result: Serv
     report = {
         "benchmark": "serve",
         **environment,
-        "backend": "specwire-grpc",
+        "backend": result.backend,
+        "endpoint_type": result.backend,
+        "label": None,
         "model_id": result.model_id,
+        "tokenizer_id": result.model_id,
         "num_prompts": len(run.records),
         "request_rate": "inf" if math.isinf(options.request_rate) else options.request_rate,
         "burstiness": options.burstiness,
@@ -49,7 +61,23 @@ def make_report(options: ServeOptions, environment: dict[str, Any], result: Serv
     }
     if options.save_detailed:
         report["requests"] = [request_figures(record, run.start_s) for record in run.records]
+        report |= _by_request(result)
     return report
+
+
+def _by_request(result: ServeResult) -> dict[str, Any]:
+    """The lists of `vllm bench serve --save-detailed`: what failed has zeros and its error."""
+    records = result.run.records
+    texts = ["".join(record.texts) if record.texts else text or "" for record, text in zip(records, result.texts, strict=True)]
+    return {
+        "input_lens": [record.num_prompt_tokens for record in records],
+        "output_lens": [record.num_output_tokens for record in records],
+        "ttfts": [record.ttft_s if record.chunk_times_s else 0.0 for record in records],
+        "itls": [record.chunk_gaps_s for record in records],
+        "start_times": [record.start_s for record in records],
+        "generated_texts": texts,
+        "errors": [record.error_text or record.error for record in records],
+    }
 
 
 def settings(options: Any) -> dict[str, Any]:
@@ -83,7 +111,7 @@ def setting_rows(options: ServeOptions, result: ServeResult) -> list[tuple[str, 
         limit = f", at most {options.max_concurrency} at once" if options.max_concurrency else ""
         arrivals = f"{rate}{limit} (latencies count from the scheduled arrival)"
     return [
-        ("coordinator", ", ".join(filter(None, (options.address, result.model_id)))),
+        ("server", ", ".join(filter(None, (result.address, result.model_id, result.backend)))),
         ("workload", workload),
         ("arrivals", arrivals),
         ("requests sent", f"{len(result.run.records)}, after {options.num_warmups} to warm up"),

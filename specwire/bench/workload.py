@@ -27,7 +27,9 @@ class Prompt:
         name: of the prompt in its file, or its number.
         category: of the prompt in its file, or empty.
         weight: how much it counts in weighted results.
+        token_ids: empty where it is sent as text.
         max_tokens: most tokens of its answer.
+        text: for a server that encodes it; is_chat: as a question, in the model's chat template.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Prompt:
     max_tokens: int
     category: str = ""
     weight: float = 1.0
+    text: str = ""
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,11 @@ def file_prompts(lines: Sequence[PromptLine], tokenizer: "Tokenizer", max_tokens
         )
         for line in lines
     ]
+
+
+def text_prompts(lines: Sequence[PromptLine], max_tokens: int, *, as_chat: bool) -> list[Prompt]:
+    """The lines as they are, for a server that encodes them."""
+    return [Prompt(line.name, [], max_tokens, line.category, line.weight, line.text, as_chat) for line in lines]
 
 
 def repeat(prompts: Sequence[Prompt], count: int, first: int = 0) -> list[Prompt]:

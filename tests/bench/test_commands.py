@@ -110,7 +110,7 @@ def test_failed_requests_do_not_stop_the_run(served: Served, tmp_path: Path) -> 
     result = bench(*arguments)
     report = read(output)
     assert (result.exit_code, report["completed"] + report["failed"], report["interrupted"]) == (1, 30, 0)
-    assert report["errors"] == {"InvalidArgumentError": report["failed"]}
+    assert report["errors_by_kind"] == {"InvalidArgumentError": report["failed"]}
     assert 0 < report["failed"] < 30
     assert "InvalidArgumentError" in result.stdout
     assert bench(*arguments, "--allow-errors").exit_code == 0
@@ -122,7 +122,7 @@ def test_a_late_answer_is_an_error_by_kind(served: Served, tmp_path: Path) -> No
     result = bench(
         "serve", "--address", served.address, "--num-prompts", 2, "--input-len", 4, "--output-len", 400, "--timeout", 0.2, "--output", output
     )
-    assert (result.exit_code, read(output)["errors"]) == (1, {"DeadlineExceededError": 2})
+    assert (result.exit_code, read(output)["errors_by_kind"]) == (1, {"DeadlineExceededError": 2})
 
 
 def test_ctrl_c_shows_what_was_measured(served: Served, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_nothing_to_measure(served: Served, tmp_path: Path) -> None:
 
 
 def test_made_up_prompts_hold_no_end_of_text(served: Served) -> None:
-    from specwire.bench.serve import allowed_token_ids
+    from specwire.bench.targets import allowed_token_ids
     from tests.coordinator.byte_tokenizer import make_tokenizer
 
     allowed = allowed_token_ids(make_tokenizer(), 0)

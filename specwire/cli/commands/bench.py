@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
+from specwire.cli.bench_target import DEFAULT_URL, target_maker
 from specwire.cli.commands.measuring import (
     AllowErrors,
     Categories,
@@ -40,6 +41,10 @@ def serve(
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
+    backend: Annotated[str, typer.Option(help="How to call: grpc, or openai for an OpenAI-compatible HTTP API of any engine.")] = "grpc",
+    base_url: Annotated[str, typer.Option(help="Of the HTTP API.", show_default=DEFAULT_URL)] = "",
+    model: Annotated[str, typer.Option(help="What HTTP requests name. [default: the server's first one]", show_default=False)] = "",
+    extra_body: Annotated[str, typer.Option(help="JSON object: what HTTP requests have besides.", show_default=False)] = "",
     prompts: Annotated[Path | None, typer.Option(help="JSONL file with `prompt` or `turns`. [default: made-up token ids]")] = None,
     chat: Chat = False,
     input_len: Annotated[int, typer.Option(help="Tokens of a made-up prompt.")] = 128,
@@ -68,7 +73,7 @@ def serve(
     save_detailed: Annotated[bool, typer.Option("--save-detailed", help="The report has the raw times of every request.")] = False,
     allow_errors: AllowErrors = False,
 ) -> None:
-    """Put load on a coordinator and measure latency, throughput and speculation. Ctrl-C ends it and shows what was measured so far."""
+    """Put load on a coordinator, or an HTTP server, and measure latency, throughput and speculation. Ctrl-C shows what was measured so far."""
     with exit_on_error(2):
         from specwire.bench.serve import read_lines, run_serve
         from specwire.bench.serve_options import ServeOptions
@@ -77,8 +82,9 @@ def serve(
         from specwire.sampling_params import SamplingParams
 
         connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
+        where, make_target = target_maker(connection, backend=backend, base_url=base_url, model=model, extra_body=extra_body, is_chat=chat)
         options = ServeOptions(
-            address=address,
+            address=where,
             prompts=prompts,
             chat=chat,
             lengths=Lengths(input_len, output_len, length_distribution, length_spread, prefix_len),
@@ -103,7 +109,7 @@ def serve(
         )
         lines = read_lines(options)
     with exit_on_error(1):
-        status = run_serve(options, lines, lambda: make_async_client(connection))
+        status = run_serve(options, lines, make_target)
     raise typer.Exit(status)
 
 
