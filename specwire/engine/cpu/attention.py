@@ -20,8 +20,9 @@ from specwire.engine.cpu.attention_tiles import (
     values_5,
     values_6,
 )
+from specwire.engine.cpu.elements import exp_below
 from specwire.engine.cpu.intrinsics import bits_of_f32, f32_of_bits, i64_at
-from specwire.engine.cpu.kernels import ABSOLUTE, OPTIONS, exp, f32
+from specwire.engine.cpu.kernels import ABSOLUTE, OPTIONS, f32
 
 
 @njit(**OPTIONS)
@@ -92,15 +93,16 @@ def _ordered(bits):
 
 @njit(**OPTIONS)
 def _weigh(scores, num_positions):
-    """Softmax of scores [num_positions] in place."""
+    """Softmax of scores [num_positions] in place; a tile that they end in is overwritten."""
     weights = f32(scores, num_positions)
     order = np.int32(-0x80000000)
     for position in range(num_positions):
         order = max(order, _ordered(bits_of_f32(weights[position])))
     largest = f32_of_bits(_ordered(order))
+    for first in range(0, num_positions, TILE):
+        exp_below(scores + 4 * first, largest)
     total = np.float32(0.0)
     for position in range(num_positions):
-        weights[position] = exp(weights[position] - largest)
         total += weights[position]
     inverse = np.float32(1.0) / total
     for position in range(num_positions):

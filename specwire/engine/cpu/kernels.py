@@ -6,6 +6,7 @@ Nothing here depends on the number of threads, nor, for a token's numbers, on wh
 import numpy as np
 from numba import carray, njit
 
+from specwire.engine.cpu.elements import LARGEST, split_group
 from specwire.engine.cpu.intrinsics import bits_of_f32, f32_at, f32_of_bits, i8_at, i32_at, i64_at, round_even, u16_at
 from specwire.engine.cpu.tiles import (
     GROUP,
@@ -28,27 +29,16 @@ from specwire.engine.cpu.tiles import (
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}, "boundscheck": False}
 
-_LARGEST = np.float32(127 * 128 - 1)
+_LARGEST = np.float32(LARGEST)
 _COARSE_SQUARE = np.float32(4.0**2)
 """A group has low digits if its largest number is more than 4 times the root of the row's mean square."""
 _TINY = np.float32(np.finfo(np.float32).tiny)
 ABSOLUTE = np.int32(0x7FFFFFFF)
-_LOG2_E = np.float32(1.4426950408889634)
-_LOWEST = np.float32(-126.0)
 
 
 @njit(**OPTIONS)
 def f32(address, count):
     return carray(f32_at(address), (count,))
-
-
-@njit(**OPTIONS)
-def digits_of(value, factor):
-    """value * factor, rounded, as 128 * high + low; what is too large or no number gives 0."""
-    scaled = round_even(value * factor)
-    rounded = np.int32(scaled if abs(scaled) <= _LARGEST else np.float32(0.0))
-    high = (rounded + np.int32(64)) >> np.int32(7)
-    return high, rounded - (high << np.int32(7))
 
 
 @njit(**OPTIONS)
@@ -74,26 +64,10 @@ def split_groups(values, width, digits, numbers, fine, row):
         square += x[i] * x[i]
     limit = _COARSE_SQUARE * square / np.float32(width)
     for group in range(groups):
-        y = f32(values + 4 * GROUP * group, GROUP)
-        bits = np.int32(0)
-        for i in range(GROUP):  # absolute values are ordered as their bits are, NaN above all
-            bits = max(bits, bits_of_f32(y[i]) & ABSOLUTE)
-        largest = f32_of_bits(bits)
-        factor, keep = _LARGEST / largest, np.int32(0)
-        if largest * largest > limit:
-            keep = np.int32(-1)
+        high, own = digits + ROWS_BYTES * group, numbers + NUMBERS_BYTES * group
+        low, unit = high + MAX_ROWS * width, own + NUMBERS_BYTES // 2
+        if split_group(values + 4 * GROUP * group, limit, high, low, own, unit):
             is_fine[group >> 6] |= 1 << (group & 63)
-        at = digits + ROWS_BYTES * group
-        high, low = carray(i8_at(at), (GROUP,)), carray(i8_at(at + MAX_ROWS * width), (GROUP,))
-        total = np.int32(0)
-        for i in range(GROUP):
-            first, second = digits_of(y[i], factor)
-            second &= keep
-            high[i], low[i] = np.int8(first), np.int8(second)
-            total += (first << np.int32(7)) + second
-        unit = largest / _LARGEST
-        f32(numbers + NUMBERS_BYTES * group, 1)[0] = np.float32(total) * unit
-        f32(numbers + NUMBERS_BYTES * group + NUMBERS_BYTES // 2, 1)[0] = np.float32(128.0) * unit
 
 
 @njit(**OPTIONS)
@@ -141,7 +115,10 @@ def split_row(values, width, digits, unit, corrections, row):
         y, at = f32(values + 4 * GROUP * group, GROUP), digits + digits_at(row, width) + ROWS_BYTES * group
         high, low = carray(i8_at(at), (GROUP,)), carray(i8_at(at + MAX_ROWS * width), (GROUP,))
         for i in range(GROUP):
-            first, second = digits_of(y[i], factor)
+            scaled = round_even(y[i] * factor)
+            value = np.int32(scaled if abs(scaled) <= _LARGEST else np.float32(0.0))
+            first = (value + np.int32(64)) >> np.int32(7)
+            second = value - (first << np.int32(7))
             high[i], low[i] = np.int8(first), np.int8(second)
             of_high += first
             of_low += second
@@ -185,30 +162,6 @@ def store_bf16(source, target, count):
     x, y = f32(source, count), carray(u16_at(target), (count,))
     for i in range(count):
         y[i] = to_bf16(x[i])
-
-
-@njit(**OPTIONS)
-def exp(value):
-    """e^value for values up to 0, within 2 units of the last place; 0 below -87."""
-    power = value * _LOG2_E
-    power = _LOWEST if power < _LOWEST else power  # in this order NaN stays NaN
-    whole = round_even(power)
-    rest = power - whole
-    series = np.float32(1.5403530393381608e-4)
-    series = series * rest + np.float32(1.3333558146428443e-3)
-    series = series * rest + np.float32(9.618129107628477e-3)
-    series = series * rest + np.float32(5.550410866482158e-2)
-    series = series * rest + np.float32(2.402265069591007e-1)
-    series = series * rest + np.float32(6.931471805599453e-1)
-    series = series * rest + np.float32(1.0)
-    return series * f32_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
-
-
-@njit(**OPTIONS)
-def silu(value):
-    """value / (1 + e^-value)."""
-    power = exp(-abs(value))
-    return value * (np.float32(1.0) if value >= np.float32(0.0) else power) / (np.float32(1.0) + power)
 
 
 @njit(**OPTIONS)

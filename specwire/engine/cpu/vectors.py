@@ -22,9 +22,9 @@ def load(builder: ir.IRBuilder, base: ir.Value, offset: ir.Value | int, kind: ir
     return value
 
 
-def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
-    """Writes floats."""
-    builder.store(value, pointer(builder, address, value.type)).align = 4
+def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, *, align: int = 4) -> None:
+    """Writes a number or a vector to an address that is a multiple of align."""
+    builder.store(value, pointer(builder, address, value.type)).align = align
 
 
 def splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

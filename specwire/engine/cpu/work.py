@@ -8,6 +8,7 @@ from numba import carray, njit
 
 from specwire.engine.cpu.attention import attend
 from specwire.engine.cpu.compiled import keep_compiled
+from specwire.engine.cpu.elements import gate_16
 from specwire.engine.cpu.intrinsics import add_atomic, give_way, i64_at, load_acquire, pause, post, replace_atomic, store_release, wait
 from specwire.engine.cpu.job import FINE_WORDS, NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
 from specwire.engine.cpu.kernels import (
@@ -19,7 +20,6 @@ from specwire.engine.cpu.kernels import (
     product_q4,
     product_q8,
     rotate,
-    silu,
     split_groups,
     split_row,
     store_bf16,
@@ -94,15 +94,13 @@ def _gated_product(j, first, last, num_blocks, width, weight, bias, target, scra
             _product(j, block, row, count, width, weight, scratch, gates, 64)
             _product(j, block + num_blocks, row, count, width, weight, scratch, ups, 64)
             for index in range(count):
-                gate, up = f32(gates + 64 * index, 16), f32(ups + 64 * index, 16)
-                y = f32(target + 64 * ((row + index) * num_blocks + block), 16)
                 if bias:
-                    of_gate, of_up = f32(bias + 64 * block, 16), f32(bias + 64 * (block + num_blocks), 16)
+                    gate, of_gate = f32(gates + 64 * index, 16), f32(bias + 64 * block, 16)
+                    up, of_up = f32(ups + 64 * index, 16), f32(bias + 64 * (block + num_blocks), 16)
                     for lane in range(16):
                         gate[lane] += of_gate[lane]
                         up[lane] += of_up[lane]
-                for lane in range(16):
-                    y[lane] = silu(gate[lane]) * up[lane]
+                gate_16(gates + 64 * index, ups + 64 * index, target + 64 * ((row + index) * num_blocks + block))
 
 
 @njit(**OPTIONS)
