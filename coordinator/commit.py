@@ -32,6 +32,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     lane.telemetry.answered(round_, result)
     lane.chunk_limit.answered(round_, result)
     counters.num_unbounded_rounds += lane.chunk_limit.is_blind and bool(round_.plan.chunks and round_.plan.decodes)
+    gap, last_token_ns, num_alike = (0, 0), 0, 0  # of the row before: nearly all have the same
     gaps: dict[tuple[int, int], int] = {}  # (nanoseconds since the last tokens, number of new tokens) -> sequences
     for slot, num_cached_tokens in zip(round_.opened, result.opened_num_cached_tokens, strict=False):  # an older verifier says nothing of them
         slot.open_answered(num_cached_tokens)
@@ -77,7 +78,9 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
             logprobs = None if logprobs is None else logprobs[:num_taken]
         sequence.token_ids += token_ids
         if sequence.first_token_ns:
-            gap = now_ns - sequence.last_token_ns, num_taken
+            if sequence.last_token_ns != last_token_ns or num_taken != num_alike:
+                last_token_ns, num_alike = sequence.last_token_ns, num_taken
+                gap = now_ns - last_token_ns, num_taken
             gaps[gap] = gaps.get(gap, 0) + 1
         else:
             sequence.first_token_ns = now_ns

@@ -133,7 +133,7 @@ def decode_rows(slots: list[Slot], drafts: list[list[int]], round_: int) -> list
         if num_ahead:
             assert not draft, f"{len(draft)} drafts after {num_ahead} tokens that are still in flight"
             slot.num_ahead = num_ahead + 1
-            rows.append(VerifyRow(slot.index, slot.epoch, parent_round, 0, len(token_ids) + num_ahead, -1, parent_round))
+            rows.append(_new(VerifyRow, (slot.index, slot.epoch, parent_round, 0, len(token_ids) + num_ahead, -1, parent_round, draft)))
         else:
             if not draft:
                 slot.num_ahead = 1

@@ -65,6 +65,8 @@ def make_rows(kind: type[Row], rows: Iterable[tuple]) -> list[Row]:
 
 def split(values: Run, counts: list[int], name: str) -> list[Run]:
     """Cuts a flat list into runs of the given lengths, which must be non-negative and add up to the whole."""
+    if isinstance(values, list) and len(values) == len(counts) == counts.count(1):  # plain decoding: a third of the time
+        return [[value] for value in values]
     if min(counts, default=0) < 0:
         raise InvalidArgumentError(f"{name} is split by a count of {min(counts)}; counts must be 0 or more")
     ends = list(accumulate(counts, initial=0))

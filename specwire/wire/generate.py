@@ -1,6 +1,7 @@
 """Requests and replies between clients and the coordinator."""
 
 from collections.abc import Iterable
+from itertools import chain
 
 from specwire.errors import SpecwireError
 from specwire.messages import (
@@ -22,11 +23,11 @@ from specwire.v1 import coordinator_pb2 as pb
 from specwire.wire import common, describe
 from specwire.wire.arrays import (
     check_columns,
+    make_rows,
     pack_float32,
     pack_int32,
     pack_int64,
     split,
-    unpack_columns,
     unpack_float32,
     unpack_int32,
     unpack_int64,
@@ -131,7 +132,7 @@ def pack_update(update: SessionUpdate) -> pb.SessionResponse:
         deltas = response.deltas
         deltas.stream_ids, deltas.indices = pack_int64(stream_ids), pack_int32(indices)
         deltas.num_tokens = pack_int32(map(len, token_ids))
-        deltas.token_ids = pack_int32(token for run in token_ids for token in run)
+        deltas.token_ids = pack_int32(chain.from_iterable(token_ids))
         deltas.token_origins = b"".join(origins)
     for event in update.events:
         response.events.append(
@@ -148,14 +149,12 @@ def pack_update(update: SessionUpdate) -> pb.SessionResponse:
 def unpack_update(message: pb.SessionResponse) -> SessionUpdate:
     deltas = message.deltas
     num_tokens = unpack_int32(deltas.num_tokens, "deltas.num_tokens")
-    heads = unpack_columns(
-        ("deltas.stream_ids", "deltas.indices", "deltas.num_tokens"),
-        [unpack_int64(deltas.stream_ids, "deltas.stream_ids"), unpack_int32(deltas.indices, "deltas.indices"), num_tokens],
-    )
+    stream_ids, indices = unpack_int64(deltas.stream_ids, "deltas.stream_ids"), unpack_int32(deltas.indices, "deltas.indices")
+    check_columns(("deltas.stream_ids", "deltas.indices", "deltas.num_tokens"), [stream_ids, indices, num_tokens])
     runs = split(unpack_int32(deltas.token_ids, "deltas.token_ids"), num_tokens, "deltas.token_ids")
     origins = split(deltas.token_origins, num_tokens, "deltas.token_origins")
     return SessionUpdate(
-        deltas=[StreamDelta(head[0], head[1], run, origin) for head, run, origin in zip(heads, runs, origins, strict=True)],
+        deltas=make_rows(StreamDelta, zip(stream_ids, indices, runs, origins, strict=True)),
         events=[
             SessionEvent(
                 event.stream_id,
