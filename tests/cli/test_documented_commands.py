@@ -25,7 +25,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 OF_OTHER_TESTS = ("make", "docker", "python", "pip", "git", "openssl")
 STACK = "specwire up --trace-file traces.jsonl --metrics-port 9464"
 """The command that starts what the others call."""
-QUICKER = {"--request-rate": "100", "--num-prompts": "4"}
+QUICKER = {"--request-rate": "100", "--num-prompts": "4", "--vocab-size": "256"}
 
 
 def documented() -> list[str]:
@@ -61,13 +61,29 @@ class Stack:
         (folder / "requests.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests), encoding="utf-8")
         self.metrics_port = free_port(0)
         options = shlex.split(STACK.replace("9464", str(self.metrics_port)))[2:]
-        self.up = Up(folder, *options, "--port", "0", "--model", str(model), "--kv-cache-memory", "8000000", "--num-threads", "1", timeout_s=100)
+        self.up = Up(
+            folder,
+            *options,
+            "--port",
+            "0",
+            "--http-port",
+            "0",
+            "--model",
+            str(model),
+            "--kv-cache-memory",
+            "8000000",
+            "--num-threads",
+            "1",
+            timeout_s=100,
+        )
         self.address = self.up.wait_ready()
+        self.url = self.up.wait_for(r"OpenAI-compatible HTTP API: (\S+)/v1")
 
     def run(self, command: str) -> "subprocess.CompletedProcess[str]":
         for option, value in QUICKER.items():
             command = re.sub(rf"{option} \S+", f"{option} {value}", command)
         command = command.replace("127.0.0.1:50050", self.address).replace("127.0.0.1:9464", f"127.0.0.1:{self.metrics_port}")
+        command = command.replace("http://127.0.0.1:8000", self.url)
         words = shlex.split(command)
         if "--tls-ca" in words:  # this stack has no TLS; tests/security has
             del words[words.index("--tls-ca") : words.index("--tls-ca") + 2]
@@ -79,7 +95,10 @@ class Stack:
         if words[0] == "printf":
             text, words = words[1].replace("\\n", "\n"), words[words.index("|") + 1 :]
         if words[0] == "curl":
-            words = [sys.executable, "-c", f"import urllib.request as u; print(u.urlopen({words[-1]!r}).read().decode())"]
+            [url] = [word for word in words if word.startswith("http://")]
+            data = words[words.index("-d") + 1].encode() if "-d" in words else None
+            request = f"u.Request({url!r}, {data!r}, {{'content-type': 'application/json'}})"
+            words = [sys.executable, "-c", f"import urllib.request as u; print(u.urlopen({request}).read().decode())"]
         else:
             assert words[0] == "specwire", f"nothing here runs {command!r}"
             words = [sys.executable, "-m", "specwire.cli", *words[1:]]
