@@ -15,8 +15,10 @@ from specwire.engine.kernels.options import Product, ProductTuning, padded_rows
 from specwire.engine.kernels.skinny_linear import ProductScratch, skinny_linear
 from specwire.engine.models.config import ModelConfig
 
-_CUTS = ((64, 128, 4, 4), (64, 64, 6, 4), (64, 256, 3, 4), (128, 64, 5, 4), (32, 128, 5, 4))
+_CUTS = ((64, 128, 4, 4), (64, 64, 6, 4), (64, 256, 3, 4), (128, 64, 5, 4), (128, 64, 5, 8), (128, 128, 3, 8), (32, 128, 5, 4))
 """Features, depth, stages, warps."""
+_MAX_TILE_BYTES = 220 * 1024
+"""Of a multiprocessor's shared memory, for all stages."""
 _NUM_PROGRAMS = (264, 528)
 """Two and four for each multiprocessor; features are split among so many."""
 _MAX_SPLITS = 8
@@ -29,7 +31,7 @@ def sweep_products(config: ModelConfig, numbers_of_rows: Sequence[int], bandwidt
 
     Args:
         config: whose layers' products.
-        numbers_of_rows: 2 to 64 each.
+        numbers_of_rows: 2 to 128 each.
         bandwidth: bytes a second of a copy, for the floor.
     """
     hidden, width = config.hidden_size, config.intermediate_size
@@ -55,7 +57,7 @@ def _sweep(num_rows: int, out_features: int, in_features: int, bandwidth: float)
     expected = F.linear(before().float(), weights[0].float())
     cublas_us = graph_us([partial(cublas, weight) for weight in weights], _REP_MS)
     before_us = graph_us([before] * 32, _REP_MS)
-    for tuning in product_tunings(out_features):
+    for tuning in product_tunings(out_features, padded_rows(num_rows)):
         scratch = ProductScratch([Product(padded_rows(num_rows), out_features, in_features, tuning)], weights[0].device)
 
         def ours(weight: torch.Tensor, tuning: ProductTuning = tuning, scratch: ProductScratch = scratch) -> torch.Tensor:
@@ -70,10 +72,12 @@ def _sweep(num_rows: int, out_features: int, in_features: int, bandwidth: float)
         yield {"cut": shown, **timed, "tuning": dataclasses.asdict(tuning)}
 
 
-def product_tunings(out_features: int) -> list[ProductTuning]:
-    """Cuts worth a try for a weight."""
+def product_tunings(out_features: int, rows: int) -> list[ProductTuning]:
+    """Cuts worth a try for a weight and a padded number of rows."""
     found: dict[ProductTuning, None] = {}  # each once, in this order
     for (features, depth, stages, warps), num_programs in itertools.product(_CUTS, _NUM_PROGRAMS):
+        if 2 * (features + rows) * depth * stages > _MAX_TILE_BYTES:
+            continue
         splits = min(max(round(num_programs * features / out_features), 1), _MAX_SPLITS)
         found[ProductTuning(features, depth, splits, stages, warps)] = None
     return list(found)

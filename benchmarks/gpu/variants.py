@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__ or "", SLICES)
     add_sizes(parser)
     parser.add_argument("--variants", nargs="+", default=[], help="beside base, all if none is named: " + ", ".join(CHANGES))
-    parser.add_argument("--product-rows", nargs="+", type=int, default=[8, 32], help="rows of the products that are swept, 2 to 64")
+    parser.add_argument("--product-rows", nargs="+", type=int, default=[8, 32], help="rows of the products that are swept, 2 to 128")
     slices, options = Slices.parse("variants", parser, arguments)
     variants_of(options)  # a mistake in them ends the program here
     for name in slices.pending():

@@ -47,7 +47,7 @@ def test_products_that_beat_the_library_are_found(timed: list[float], early_star
 def test_cuts_fit_the_weights() -> None:
     """About two or four programs a multiprocessor, and no cut twice."""
     for out_features in (LLAMA_8B.hidden_size, 2 * LLAMA_8B.intermediate_size):
-        tunings = kernel_sweeps.product_tunings(out_features)
+        tunings = kernel_sweeps.product_tunings(out_features, 128)
         assert len(set(tunings)) == len(tunings) >= 5
         for tuning in tunings:
             assert 1 <= tuning.splits <= 8

@@ -35,7 +35,7 @@ class Product:
     """A weight and a number of rows for which a kernel of our own takes the product.
 
     Args:
-        rows: padded, 16, 32 or 64: it serves more than half as many up to so many, 16 all from 2 on.
+        rows: padded, 16, 32, 64 or 128: it serves more than half as many up to so many, 16 all from 2 on.
         out_features, in_features: of the weight.
         tuning: of the kernel.
     """

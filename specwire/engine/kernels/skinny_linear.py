@@ -1,4 +1,4 @@
-"""Matrix products of 2 to 64 rows in Triton: the weight streams through the matrix units, its first part before the kernel before has ended."""
+"""Matrix products of 2 to 128 rows in Triton: the weight streams through the matrix units, its first part before the kernel before has ended."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,7 @@ def skinny_linear(
     """x @ weight.T + bias, accumulated in float32, in x's dtype. Splits are added up in their order: the same rows give the same bits.
 
     Args:
-        x: [T, in_features] with 1 to 64 rows, contiguous.
+        x: [T, in_features] with 1 to 128 rows, contiguous.
         weight: [out_features, in_features], contiguous; no kernel writes it.
         bias: [out_features] or None.
         tuning: how the work is cut.
@@ -41,7 +41,7 @@ def skinny_linear(
     """
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     rows, num_blocks = padded_rows(num_rows), triton.cdiv(out_features, tuning.features)
-    assert 1 <= num_rows <= 64, num_rows
+    assert 1 <= num_rows <= 128, num_rows
     assert weight.shape[1] == in_features, (weight.shape, x.shape)
     assert x.is_contiguous(), x.stride()
     assert weight.is_contiguous(), weight.stride()
