@@ -27,10 +27,10 @@ from benchmarks.gpu.stack import TCP, UNIX, Peers, Served, drafter_config, no_dr
 from specwire.engine.models.config import ModelConfig
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"llama8b-unix": 90, "llama8b-tcp": 40, "llama8b-w1": 40, "smollm-unix": 35, "smollm-tcp": 15, "smollm-w1": 15}
+SLICES = {"llama8b-unix": 90, "llama8b-tcp": 40, "llama8b-w1": 40, "smollm-unix": 35, "smollm-tcp": 15, "smollm-w1": 15, "smollm-w4": 15}
 """The first one of a model also pays for starting it."""
 _MODELS = {"llama8b": ("llama-8b", LLAMA_8B), "smollm": ("smollm2-135m", SMOLLM2_135M)}
-_VARIANTS = {"unix": (UNIX, 2), "tcp": (TCP, 2), "w1": (UNIX, 1)}
+_VARIANTS = {"unix": (UNIX, 2), "tcp": (TCP, 2), "w1": (UNIX, 1), "w4": (UNIX, 4)}
 """Transport, and rounds in flight (W)."""
 MAX_ABOVE_MS, MAX_ABOVE_PERCENT = 0.35, 5.0
 """Aims: above the engine alone, at one sequence and at 256."""
@@ -47,7 +47,8 @@ async def measure_model(slices: Slices, model: str, names: list[str], sizes: Siz
         folder = Path(name)
         speculative = SpeculativeConfig(num_speculative_tokens=sizes.num_draft_tokens)
         verifier = verifier_config(folder, save_shape(config, folder / label), sizes, device, speculative)
-        verifier = replace(verifier, enable_prefix_caching=True, num_kv_blocks=2 * verifier.num_kv_blocks)
+        max_rounds = max(num_rounds for _, num_rounds in _VARIANTS.values())
+        verifier = replace(verifier, enable_prefix_caching=True, num_kv_blocks=2 * verifier.num_kv_blocks, max_outstanding_rounds=max_rounds)
         prompts = random_prompts(config.vocab_size, sizes.max_num_seqs, sizes.num_prompt_tokens)
         drafter = drafter_config(folder, sizes, "cpu", speculative)
         async with serve_peers(folder, sizes, config.vocab_size, verifier, drafter) as peers:
