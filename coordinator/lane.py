@@ -19,6 +19,7 @@ from .balance import let_go
 from .chunks import ChunkLimit
 from .countdown import Countdown
 from .counters import Counters, DegradedLog
+from .halves import least_halved
 from .inbox import Inbox
 from .limits import check_instance
 from .link import DraftLink
@@ -44,7 +45,8 @@ class Lane:
         instance_id: of the verifier that it is connected to, or about to be; empty without one.
         running: its sequences in the order in which they were placed.
         in_flight: rounds that are not answered.
-        is_lockstep: the last round carried drafts, so that nothing can follow it before its answer.
+        is_lockstep: the last round carried drafts, so that nothing can follow it before its answer, or only the other half batch.
+        half_batches_from: see `least_halved`.
         num_free_blocks: as of the last answer, without those promised to rounds in flight.
         preempted_round: rounds before this one were sent before the last preemption took effect.
         pins: its sequences that look for a drafter.
@@ -68,6 +70,7 @@ class Lane:
         self.in_flight: deque[Round] = deque()
         self.is_lockstep = False
         self.max_outstanding_rounds = 1
+        self.half_batches_from = 0
         self.num_free_blocks = 0
         self.preempted_round = 0
         self.next_round = 1
@@ -230,6 +233,7 @@ class Lane:
         self.chunk_limit = ChunkLimit(self.admission.config.max_decode_gap_ms, self.verify_cost, self.block_size, f"lane {self.index}: its verifier")
         self.eos_token_ids = description.eos_token_ids
         self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
+        self.half_batches_from = least_halved(self.admission.config, self.max_outstanding_rounds, f"lane {self.index}")
         self.num_free_blocks = welcome.free_blocks
         self.policy = self._new_policy()
         self.epochs = [0] * engine.max_num_seqs

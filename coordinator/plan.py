@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .chunks import share_chunks
+from .halves import half_of, most_in_flight, take_half
 from .sequence import Sequence
 from .slots import Slot
 
@@ -44,7 +45,8 @@ class Plan:
             a round's tokens than they compute.
         num_speculative_tokens: K of this step.
         may_open: drafters are told of new sequences, so that they can draft for them when they are asked to.
-        is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one.
+        is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one; with half batches,
+            for those that hold rows of its sequences.
         times: filled in as the step goes on.
         choice: of adaptive verification, filled in likewise; None without it, and where nobody could be asked.
     """
@@ -63,26 +65,34 @@ class Plan:
 def make_plan(lane: "Lane") -> Plan | None:
     """The lane's next step, or None if there is nothing to send before something new has come.
 
-    With drafts, rounds go one by one. Without, up to W of them are in flight, and rows follow tokens that are not known here yet.
+    With drafts, rounds go one by one, or two by two with half batches. Without, up to W of them are in flight, and rows follow tokens that are not
+    known here yet.
     """
-    if lane.is_draining or (lane.in_flight and (lane.is_lockstep or len(lane.in_flight) >= lane.max_outstanding_rounds)):
+    if lane.is_draining or len(lane.in_flight) >= most_in_flight(lane):
         return None
     times = StepTimes(time.monotonic_ns())
     lane.admission.fill(lane)
     if lane.pins.may_pin:
         lane.pins.pin()
-    decodes, prefills, is_decoding = _candidates(lane)
-    num_batched_tokens, k = lane.max_num_batched_tokens, lane.schedule.choose(max(1, len(decodes)), lane.next_round)
+    decodes, prefills, num_awaited = _candidates(lane)
+    num_decoding, num_rows, num_batched_tokens = len(decodes) + num_awaited, len(decodes), lane.max_num_batched_tokens
+    is_decoding, is_halving = num_decoding > 0, 0 < lane.half_batches_from <= num_decoding
+    if is_halving:
+        num_rows = min(num_rows, half_of(num_decoding))
+    k = lane.schedule.choose(max(1, num_decoding if is_halving else len(decodes)), lane.next_round)
     if decodes:
         reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
-        k = max(0, min(k, (num_batched_tokens - reserve) // len(decodes) - 1))
+        k = max(0, min(k, (num_batched_tokens - reserve) // num_rows - 1))
     may_open, choice = k > 0, None
     if may_open and lane.policy is not None:
         choice = lane.policy.choose(lane, decodes, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding), k)
         k = k if choice is None else choice.request.num_drafts
     num_drafts = _num_drafts(lane, decodes, k, choice)
     is_drafting = any(num_drafts)
-    if is_drafting and lane.in_flight:
+    if is_halving and is_drafting:
+        decodes, num_drafts = take_half(decodes, num_drafts, num_rows)
+        is_drafting = any(num_drafts)
+    elif lane.in_flight and (is_drafting or lane.is_lockstep) and not is_halving:
         return None
     chunks = _chunks(lane, decodes, prefills, sum(num_drafts), is_decoding=is_decoding)
     if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=may_open) for link in lane.links)):
@@ -122,10 +132,10 @@ def _open_ahead(lane: "Lane", prefills: list[Slot], chunks: list[tuple[Slot, int
     return ahead
 
 
-def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:
-    """Sequences that can get a decode row, and slots that can get a prefill row, in the order of their placement; and whether any sequence
-    decodes, in this step or in one after it: a row in flight may have to be answered first."""
-    decodes, prefills, is_waited_for = [], [], False
+def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], int]:
+    """Sequences that can get a decode row, and slots that can get a prefill row, in the order of their placement; and how many decode in a step
+    after this one, since a row in flight must be answered first."""
+    decodes, prefills, num_awaited = [], [], 0
     for sequence in lane.running:
         slot = sequence.slot
         assert slot is not None, "a running sequence has a slot"
@@ -133,7 +143,7 @@ def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:
             continue
         if slot.has_failed:
             if slot.num_in_flight:
-                is_waited_for = is_waited_for or not slot.is_prefilling
+                num_awaited += not slot.is_prefilling
                 continue
             slot.resume()
         if slot.num_ahead:
@@ -141,12 +151,15 @@ def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], bool]:
                 if sequence.runs_ahead:
                     decodes.append(sequence)
                 else:
-                    is_waited_for = True
+                    num_awaited += 1
         elif not slot.is_prefilling:
-            decodes.append(sequence)
+            if slot.num_in_flight == slot.num_chunks:
+                decodes.append(sequence)
+            else:  # its drafts are being verified
+                num_awaited += 1
         elif slot.num_remaining_tokens > 0:
             prefills.append(slot)
-    return decodes, prefills, is_waited_for or bool(decodes)
+    return decodes, prefills, num_awaited
 
 
 def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int, choice: "Choice | None") -> list[int]:

@@ -156,6 +156,11 @@ class CoordinatorConfig:
     max_queue: int = option(1024, "most waiting sequences (choices of requests) before new requests are refused", low=1)
     max_stream_backlog: int = option(1024, "most undelivered tokens of a stream before the sequence waits for its client", low=1)
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
+    half_batches_from: int = option(
+        0,
+        "decoding sequences of a lane from which on steps with drafts take half of them, drafted for while the other half is verified; 0 = never",
+        low=0,
+    )
     max_decode_gap_ms: float = option(
         100.0,
         "most time that a round with prefill chunks may take while sequences decode, or twice that of decoding alone if that is more; 0 = any",
@@ -198,6 +203,8 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         _check_fields(self)
         _check_tls(self)
+        if self.half_batches_from:
+            _check_half_batches(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,5 +334,13 @@ def _check_tls(config: VerifierConfig | DrafterConfig | CoordinatorConfig | Http
 
 
 def _check_fields(config: object) -> None:
+def _check_half_batches(config: CoordinatorConfig) -> None:
+    given = f"--half-batches-from is {config.half_batches_from}"
+    if config.max_outstanding_rounds < 2:
+        raise InvalidArgumentError(f"{given}, but --max-outstanding-rounds is {config.max_outstanding_rounds}; allow 2, or leave half batches out")
+    if config.speculative_config.enable_adaptive_verification:
+        raise InvalidArgumentError(f"{given}, but adaptive verification reckons with steps one after the other; leave one of the two out")
+
+
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         check_field(field, getattr(config, field.name), flag_name(field.name))

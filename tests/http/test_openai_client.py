@@ -78,6 +78,20 @@ async def test_chat_stream(served: Served) -> None:
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(CHAT_PROMPT), 60)
 
 
+async def test_counts_of_every_event(served: Served) -> None:
+    """As load generators ask for them: each event has its own choice's, the last one those of all."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await served.openai.completions.create(model=MODEL, prompt=["ab", "c"], max_tokens=20, seed=3, stream=True, stream_options=options)  # type: ignore[call-overload]
+    *parts, last = [chunk async for chunk in stream]
+    for index, num_prompt in enumerate((2, 1)):
+        usages = [chunk.usage for chunk in parts if chunk.choices[0].index == index]
+        counts = [usage.completion_tokens for usage in usages]
+        assert {usage.prompt_tokens for usage in usages} == {num_prompt}
+        assert counts == sorted(counts)
+        assert (counts[0] > 0, counts[-1], usages[-1].total_tokens) == (True, 20, 20 + num_prompt)
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 40)
+
+
 async def test_completion_stream_without_usage(served: Served) -> None:
     chunks = [chunk async for chunk in await served.openai.completions.create(model=MODEL, prompt="a", max_tokens=9, seed=3, stream=True)]
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected(served, "a", 9, 3)
