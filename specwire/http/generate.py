@@ -95,7 +95,7 @@ async def _whole(body: SamplingFields, caller: Caller, answer_id: str, clock: Ge
 async def _begin(body: SamplingFields, caller: Caller, answer_id: str, clock: GenerationClock) -> tuple[Event, AsyncGenerator[Event, None]]:
     """The first event of a stream, and the others."""
     generation = await plan(body, caller, answer_id)
-    events = generation.stream(clock, includes_usage=body.includes_usage)
+    events = generation.stream(clock, includes_usage=body.includes_usage, counts_on=body.counts_on)
     return await anext(events), events
 
 

@@ -50,23 +50,30 @@ class Generation:
         choices = [self.format.choice(index, choice) for index, choice in numbered]
         return self.head.answer(self.format.kind, choices, usage=usage_of([[choice.usage for choice in result.choices] for result in results]))
 
-    async def stream(self, clock: GenerationClock, *, includes_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, clock: GenerationClock, *, includes_usage: bool, counts_on: bool = False) -> AsyncGenerator[dict[str, Any], None]:
         """The parts of the answer: of each choice one with its finish_reason, and the token counts at the end, if wanted.
+
+        Args:
+            counts_on: where counts are wanted, each part has its choice's so far.
 
         Raises:
             SpecwireError: something failed; nothing goes on.
         """
         streams = [self.client.stream(prompt, self.params, request_id=self._label(position)) for position, prompt in enumerate(self.prompts)]
         usages: list[list[Usage]] = [[] for _ in self.prompts]
-        begun: set[int] = set()
-        more = {"usage": None} if includes_usage else {}
+        num_generated: dict[int, int] = {}
+        more: dict[str, Any] = {"usage": None} if includes_usage else {}
         async for position, event in merge(streams):
             _check_end(event)
             index = self._index(position, event.index)
-            if index not in begun:
-                begun.add(index)
-                if (beginning := self.format.begin(index)) is not None:
-                    yield self.head.answer(self.format.stream_kind, [beginning], **more)
+            is_first = index not in num_generated
+            num_generated[index] = num_generated.get(index, 0) + len(event.token_ids)
+            if includes_usage and counts_on:
+                num_prompt = len(self.prompts[position])
+                counts = {"prompt_tokens": num_prompt, "completion_tokens": num_generated[index], "total_tokens": num_prompt + num_generated[index]}
+                more = {"usage": counts}
+            if is_first and (beginning := self.format.begin(index)) is not None:
+                yield self.head.answer(self.format.stream_kind, [beginning], **more)
             clock.event(index, event)
             if event.usage is not None:
                 usages[position].append(event.usage)

@@ -23,6 +23,7 @@ class StreamOptions(Fields):
     """What a stream has beside the text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -99,6 +100,11 @@ class SamplingFields(Fields):
     def includes_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether each part of such a stream has the counts so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def num_logprobs(self) -> int | None:
