@@ -98,7 +98,11 @@ class DrafterMetrics:
 
     def round_answered(self, rows: Sequence[DraftRowResult], waited_ns: int) -> None:
         self.queue.observe(max(0, waited_ns))
-        self.rows.update([row.status for row in rows])
+        statuses = [row.status for row in rows]
+        num_ok = statuses.count(RowStatus.OK)  # nearly always all: hashing an enum's members one by one takes several times as long
+        self.rows[RowStatus.OK] += num_ok
+        if num_ok < len(statuses):
+            self.rows.update([status for status in statuses if status is not RowStatus.OK])
         self.num_draft_tokens += sum([len(row.draft_tokens) for row in rows])
 
     def collect(self) -> Iterator[Sample]:

@@ -3,7 +3,7 @@
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, FeatureHandle, RowStatus, SlotRef
@@ -11,6 +11,9 @@ from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, D
 from .method import Ask, Drafts, Method
 
 logger = logging.getLogger(__name__)
+
+_new = tuple.__new__
+"""Makes a named tuple in a third of the time that its class takes."""
 
 
 class SequencePool:
@@ -90,12 +93,34 @@ class Session:
     def plan(self, rows: Sequence[DraftRow]) -> list[Ask | DraftRowResult]:
         """For each row what to ask of the method, or the answer where there is nothing to ask."""
         seen: set[int] = set()
-        return [self._plan(row, seen) for row in rows]
+        slots, plans = self._slots, list[Ask | DraftRowResult]()
+        for row in rows:
+            index, epoch, base_len, num_drafts, _ = row
+            slot = slots.get(index)
+            if (
+                slot is not None and slot.epoch == epoch and slot.num_tokens == base_len
+                and slot.problem is None and index not in seen and num_drafts >= 0
+            ):  # fmt: skip
+                seen.add(index)
+                plans.append(_new(Ask, (slot.seq_id, num_drafts)))
+            else:
+                plans.append(self._refusal(row, slot))
+        return plans
 
-    def answer(self, row: DraftRow, drafts: Drafts) -> DraftRowResult:
-        """The answer to a row whose `Ask` got these drafts."""
-        self.counts[drafts.status.name] += 1
-        return DraftRowResult(drafts.status, row.slot, row.epoch, row.base_len, drafts.token_ids, array("f", drafts.scores))
+    def answer(self, rows: Sequence[DraftRow], plans: Sequence[Ask | DraftRowResult], drafts: Iterator[Drafts]) -> list[DraftRowResult]:
+        """The answers to rows that were planned so, where drafts has the next one for each `Ask`."""
+        results: list[DraftRowResult] = []
+        statuses: list[RowStatus] = []
+        for row, plan in zip(rows, plans, strict=True):
+            if isinstance(plan, Ask):
+                status, token_ids, scores = next(drafts)
+                statuses.append(status)
+                results.append(_new(DraftRowResult, (status, *row[:3], token_ids, array("f", scores), "")))
+            else:
+                results.append(plan)
+        self.counts.update([status.name for status in statuses if status is not RowStatus.OK])
+        self.counts[RowStatus.OK.name] += statuses.count(RowStatus.OK)
+        return results
 
     def close(self) -> None:
         """Frees all sequences; does nothing the second time."""
@@ -162,19 +187,16 @@ class Session:
         slot.problem = (status, reason)
         logger.warning("%s: no drafts for slot %d: %s", self.label, number, reason)
 
-    def _plan(self, row: DraftRow, seen: set[int]) -> Ask | DraftRowResult:
-        slot = self._slots.get(row.slot)
+    def _refusal(self, row: DraftRow, slot: _Slot | None) -> DraftRowResult:
+        """The answer to a row that nothing is asked for."""
         if slot is None or slot.epoch != row.epoch or slot.num_tokens != row.base_len:
             known = "the slot is not open" if slot is None else f"epoch {slot.epoch} has {slot.num_tokens} tokens"
             return self._refuse(row, RowStatus.STALE, f"slot {row.slot}, epoch {row.epoch}, base_len {row.base_len}: {known}")
         if slot.problem is not None:
             return self._refuse(row, *slot.problem)
-        if row.slot in seen:
-            return self._refuse(row, RowStatus.BAD, f"slot {row.slot} has two rows in this round; send one")
         if row.num_drafts < 0:
             return self._refuse(row, RowStatus.BAD, f"num_drafts is {row.num_drafts}, but must be 0 or more")
-        seen.add(row.slot)
-        return Ask(slot.seq_id, row.num_drafts)
+        return self._refuse(row, RowStatus.BAD, f"slot {row.slot} has two rows in this round; send one")
 
     def _refuse(self, row: DraftRow, status: RowStatus, reason: str) -> DraftRowResult:
         self.counts[status.name] += 1

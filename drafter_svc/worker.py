@@ -182,7 +182,7 @@ class Worker:
             self._num_faults = 0
             self.metrics.batch_drafted(started_ns, finished_ns)
         for job, message, plans in planned:
-            rows = [job.session.answer(row, next(drafts)) if isinstance(plan, Ask) else plan for row, plan in zip(message.rows, plans, strict=True)]
+            rows = job.session.answer(message.rows, plans, drafts)
             timing = RoundTiming(job.received_ns, started_ns, finished_ns)
             if rows:
                 self.metrics.round_answered(rows, started_ns - job.received_ns)

@@ -1,6 +1,7 @@
 """Rounds between coordinator and drafter."""
 
 from array import array
+from collections.abc import Sequence
 from itertools import chain, repeat
 
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, ServiceDescription
@@ -79,7 +80,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
         opens=[_unpack_open(open_) for open_ in request.opens],
-        commits=[DraftCommit._make((*head[:3], run)) for head, run in zip(heads, runs, strict=True)],
+        commits=make_rows(DraftCommit, [(*head[:3], run) for head, run in zip(heads, runs, strict=True)]),
         features=[common.unpack_feature(feature) for feature in request.features],
         rows=make_rows(DraftRow, row_heads),
         hello=common.unpack_hello(request.hello) if request.HasField("hello") else None,
@@ -89,18 +90,17 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
 
 
 def pack_result(result: DraftResult) -> pb.DraftResponse:
-    rows = result.rows
     response = pb.DraftResponse(
         session=result.session, lane=result.lane, round=result.round, draining=result.draining, timing=common.pack_timing(result.timing),
-        statuses=bytes(row.status for row in rows),
-        slots=pack_int32(row.slot for row in rows),
-        epochs=pack_int32(row.epoch for row in rows),
-        base_lens=pack_int32(row.base_len for row in rows),
-        num_drafts=pack_int32(len(row.draft_tokens) for row in rows),
-        draft_tokens=pack_int32(token for row in rows for token in row.draft_tokens),
-        confidences=_pack_scores(rows),
-        errors=[pb.DraftRowError(row=index, message=row.error) for index, row in enumerate(rows) if row.error],
     )  # fmt: skip
+    if result.rows:
+        statuses, slots, epochs, base_lens, drafts, scores, errors = zip(*result.rows, strict=True)
+        response.statuses = bytes(statuses)
+        response.slots, response.epochs, response.base_lens = pack_int32(slots), pack_int32(epochs), pack_int32(base_lens)
+        response.num_drafts, response.draft_tokens = pack_int32(map(len, drafts)), pack_int32(chain.from_iterable(drafts))
+        response.confidences = _pack_scores(drafts, scores)
+        if any(errors):
+            response.errors.extend([pb.DraftRowError(row=index, message=error) for index, error in enumerate(errors) if error])
     if result.welcome is not None:
         response.welcome.CopyFrom(common.pack_welcome(result.welcome))
     if result.proposals is not None:
@@ -136,10 +136,10 @@ def unpack_result(response: pb.DraftResponse) -> DraftResult:
     )
 
 
-def _pack_scores(rows: list[DraftRowResult]) -> bytes:
-    if not any(row.confidences for row in rows):
+def _pack_scores(drafts: Sequence[list[int]], scores: "Sequence[array[float]]") -> bytes:
+    if not any(scores):
         return b""
-    return b"".join([row.confidences or _NO_SCORE * len(row.draft_tokens) for row in rows])
+    return b"".join([own or _NO_SCORE * len(run) for run, own in zip(drafts, scores, strict=True)])
 
 
 def _pack_open(message: DraftOpen) -> pb.DraftOpen:

@@ -295,13 +295,33 @@ def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones(make: Mak
     assert [drafts.status for drafts in method.propose([Ask(0, 2), Ask(1, 2), Ask(2, 2)])] == [
         RowStatus.CATCHING_UP, RowStatus.CATCHING_UP, RowStatus.OK,
     ]  # fmt: skip
-    assert method.catch_up(64) == 32 + 29
+    assert method.catch_up(64) == 64
     assert [drafts.status for drafts in method.propose([Ask(0, 2), Ask(1, 2)])] == [RowStatus.CATCHING_UP, RowStatus.OK]
     chunks = []
     while computed := method.catch_up(64):
         chunks.append(computed)
-    assert chunks == [64] * 5 + [399 - 32 - 320]
+    assert chunks == [64] * 5 + [399 - (64 - 29) - 320]
     assert method.propose([Ask(0, 2)])[0].status is RowStatus.OK
+
+
+def test_the_shortest_prompts_can_be_drafted_for_first_and_none_waits_for_ever(make: Make) -> None:
+    """As many as a chunk holds, though all began at once; a quarter of each chunk is the oldest one's."""
+    method = make(num_blocks=200)
+    lengths = (300, 65, 65, 65, 65)
+    for seq_id, length in enumerate(lengths):
+        method.open(seq_id, open_request(tokens(length, seed=seq_id)))
+    ready_after = {}
+    for number in range(1, 20):
+        method.catch_up(64)
+        for seq_id, drafts in enumerate(method.propose([Ask(seq_id, 1) for seq_id in range(5)])):
+            if drafts.status is RowStatus.OK:
+                ready_after.setdefault(seq_id, number)
+        if number % 2 and number < 14:
+            newcomer = 5 + number // 2
+            method.open(newcomer, open_request(tokens(49, seed=newcomer)))
+        method.check_integrity()
+    assert [ready_after[seq_id] for seq_id in range(1, 5)] == [2, 4, 6, 10]
+    assert ready_after[0] <= -(-299 // 16), "short ones that keep coming must not keep the oldest one waiting"
 
 
 def test_a_reopened_sequence_finds_its_prefix_in_the_cache(make: Make) -> None:

@@ -6,6 +6,7 @@ Nothing that knows of sequences, scheduling or blocks' owners may be added here.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -157,8 +158,12 @@ class DraftRunner:
     @torch.inference_mode()
     def launch(self, rows: Sequence[DraftRow]) -> Callable[[], list[DraftTokens]]:
         """Starts a call. Returns a function that waits for the drafts of each row, in their order; it is to be called before the next call."""
-        order = sorted(range(len(rows)), key=lambda index: -rows[index].num_drafts)
-        ordered = self._shorten([rows[index] for index in order])
+        nums_drafts = [row.num_drafts for row in rows]
+        order: Sequence[int] = range(len(rows))
+        if nums_drafts.count(nums_drafts[0] if rows else 0) < len(rows):
+            order = sorted(order, key=lambda index: -nums_drafts[index])
+            rows, nums_drafts = [rows[index] for index in order], [nums_drafts[index] for index in order]
+        ordered = self._shorten(rows)
         if not ordered:
             return list
         assert ordered[-1].num_drafts > 0, f"no drafts wanted: {ordered[-1]}"
@@ -170,7 +175,7 @@ class DraftRunner:
             self._run(self._steps, num_live)
         self._download[: len(rows)].copy_(self._rows.results[: len(rows)], non_blocking=True)
         self._record()
-        return partial(self._results, order, [row.num_drafts for row in ordered])
+        return partial(self._results, order, nums_drafts)
 
     def _results(self, order: Sequence[int], nums_drafts: Sequence[int]) -> list[DraftTokens]:
         """Waits for a call, whose i-th row on the device is row order[i]."""
@@ -178,11 +183,13 @@ class DraftRunner:
         numbers = self._download[: len(order)].numpy()
         token_ids, probs = numbers[:, 0].tolist(), numbers[:, 1].view(np.float32).tolist()
         drafts = [DraftTokens([], [])] * len(order)
-        for place, (index, num_drafts) in enumerate(zip(order, nums_drafts, strict=True)):
-            drafts[index] = DraftTokens(token_ids[place][:num_drafts], probs[place][:num_drafts])
+        if nums_drafts[-1] == len(token_ids[0]):  # all have all; nothing to reorder
+            return list(map(tuple.__new__, repeat(DraftTokens), zip(token_ids, probs, strict=True)))
+        for index, num_drafts, tokens, prob in zip(order, nums_drafts, token_ids, probs, strict=True):
+            drafts[index] = DraftTokens(tokens[:num_drafts], prob[:num_drafts])
         return drafts
 
-    def _shorten(self, rows: list[DraftRow]) -> list[DraftRow]:
+    def _shorten(self, rows: Sequence[DraftRow]) -> Sequence[DraftRow]:
         """Computes all but the last token of rows that are longer than any graph takes; returns what is left."""
         long = [row for row in rows if len(row.token_ids) > self._max_query_len]
         if not long:

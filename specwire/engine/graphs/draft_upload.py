@@ -89,19 +89,22 @@ class DraftUploads:
         """Starts the upload of a call, when the one before has finished; returns how many numbers it has."""
         changes: list[tuple[int, int, int]] = []
         tokens: list[int] = []
-        for row in rows:
-            known, table = self._num_sent_blocks[row.slot], row.block_table
-            assert len(table) <= self._max_blocks, f"slot {row.slot} has {len(table)} blocks, the device {self._max_blocks}"
-            if len(table) > known:
-                changes.extend((row.slot, index, table[index]) for index in range(known, len(table)))
-                self._num_sent_blocks[row.slot] = len(table)
-            tokens.extend(row.token_ids)
+        heads: list[int] = []
+        num_sent = self._num_sent_blocks
+        for slot, start, token_ids, table, num_drafts, _, _ in rows:
+            known, num_blocks = num_sent[slot], len(table)
+            if num_blocks > known:
+                assert num_blocks <= self._max_blocks, f"slot {slot} has {num_blocks} blocks, the device {self._max_blocks}"
+                changes.extend([(slot, index, table[index]) for index in range(known, num_blocks)])
+                num_sent[slot] = num_blocks
+            heads += slot, len(token_ids), start, num_drafts
+            tokens += token_ids
         array = self._array
         array[:HEADER] = len(rows), len(changes), len(tokens)
         end = HEADER + len(rows) * ROW
         if rows:
             records = array[HEADER:end].reshape(len(rows), ROW)
-            records[:, :4] = [(row.slot, len(row.token_ids), row.start_position, row.num_drafts) for row in rows]
+            records[:, :4] = np.array(heads, dtype=np.int32).reshape(len(rows), 4)
             records[:, 4:] = self._sampling[records[:, 0]]
         for part in (changes, tokens):
             if part:
