@@ -42,7 +42,7 @@ class Log:
 
 
 @contextlib.asynccontextmanager
-async def running(*configs: Config, log: Log, command: Sequence[str] = ()) -> AsyncIterator[None]:
+async def running(*configs: Config, log: Log, command: Sequence[str] = ()) -> AsyncIterator[Supervisor]:
     """Services that start side by side and are healthy inside of this; stopped at its end.
 
     Args:
@@ -56,6 +56,6 @@ async def running(*configs: Config, log: Log, command: Sequence[str] = ()) -> As
     supervisor = Supervisor([specs], log.take, startup_timeout_s=_STARTUP_TIMEOUT_S)
     try:
         await supervisor.start()
-        yield
+        yield supervisor
     finally:
         await supervisor.stop()
