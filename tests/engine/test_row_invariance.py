@@ -63,6 +63,7 @@ def logits_of(model: Decoder, chunks: list[int], num_others: int) -> torch.Tenso
     return torch.cat(collected)
 
 
+@pytest.mark.timeout(600)  # 4-bit passes are compiled first, 15 s of CPU time
 @pytest.mark.parametrize(
     ("dtype", "weights"), [(torch.float32, ""), (torch.bfloat16, ""), (torch.bfloat16, "int4")], ids=["float32", "bfloat16", "int4"]
 )

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from specwire.engine.models.layer import LayerWeights
 
 _FEATURES = 16
-_PIECE_BYTES = 24_000
-"""Of the weight that a piece of a product reads: long beside the taking of a piece, short beside a phase."""
 _FEW_ROWS = 8
+_FEW_PIECES, _MANY_PIECES = 4, 16
+"""Of a product, for each thread, where a pass has few rows, and where it has many or the product is a head's. To take a piece and to hand it
+back costs 0.2 us; the fewer there are, the longer others wait for the last."""
 _ROWS_PER_PIECE = 4
-"""Of what is done row by row, for more than `_FEW_ROWS`."""
-
+"""Of what is done row by row, for more than few rows; fewer are dealt out evenly."""
 _QUERIES_PER_PIECE = 12
 """Of attention, where rows of a sequence share keys and values: more share more, fewer are easier to deal out to threads."""
 
@@ -95,12 +95,12 @@ class TiledForward:
         words[Word.RESIDUAL], words[Word.OUT] = residual.data_ptr(), out.data_ptr()
         words[Word.POSITIONS], words[Word.SLOTS] = batch.positions.data_ptr(), batch.slot_mapping.data_ptr()
         words[Word.ROW_GROUPS] = groups.ctypes.data
-        row_pieces = -(-num_rows // int(words[Word.ROWS_PER_PIECE]))
+        row_pieces = self._num_row_pieces(num_rows)
         counts = [row_pieces] * NUM_PHASES
         counts[Phase.ATTEND] = len(groups) * self._config.num_kv_heads
-        for phase, (num_blocks, per_piece) in self._products.items():
-            words[Word.PIECE_BLOCKS + phase] = per_piece
-            counts[phase] = -(-num_blocks // per_piece)
+        most = self._num_threads * (_FEW_PIECES if num_rows <= _FEW_ROWS else _MANY_PIECES)
+        for phase, num_blocks in self._products.items():
+            counts[phase] = min(num_blocks, most)
         tapped = {layer_id: torch.empty_like(residual) for layer_id in taps.layer_ids if layer_id >= 0}
         self._table[:, LayerWord.TAP] = [tapped[layer].data_ptr() if layer in tapped else 0 for layer in range(self._num_layers)]
         words[Word.TAP] = tapped[self._num_layers].data_ptr() if self._num_layers in tapped else 0
@@ -127,10 +127,8 @@ class TiledForward:
         out = torch.empty(num_rows, _FEATURES * head.num_blocks)
         words[Word.IS_HEAD] = 1
         words[Word.NORMED], words[Word.EXACT], words[Word.OUT] = hidden.data_ptr(), exact.data_ptr(), out.data_ptr()
-        per_piece = max(1, _PIECE_BYTES // (_FEATURES * self._config.hidden_size))
-        words[Word.PIECE_BLOCKS + 1] = per_piece
         counts = [0] * NUM_PHASES
-        counts[0], counts[1] = -(-num_rows // int(words[Word.ROWS_PER_PIECE])), -(-head.num_blocks // per_piece)
+        counts[0], counts[1] = self._num_row_pieces(num_rows), min(head.num_blocks, self._num_threads * _MANY_PIECES)
         self._run(words, counts, 1, 0)
         return out[:, : head.vocab_size]
 
@@ -155,8 +153,15 @@ class TiledForward:
         for word, buffer in self._buffers.items():
             words[word] = buffer.data_ptr()
         words[Word.NUM_ROWS] = num_rows
-        words[Word.ROWS_PER_PIECE] = 1 if num_rows <= _FEW_ROWS else _ROWS_PER_PIECE
         return words
+
+    @property
+    def _num_threads(self) -> int:
+        assert self._team is not None, "the threads are a team's"
+        return self._team.num_threads
+
+    def _num_row_pieces(self, num_rows: int) -> int:
+        return min(num_rows, self._num_threads) if num_rows <= _FEW_ROWS else -(-num_rows // _ROWS_PER_PIECE)
 
     def _make_buffers(self, num_rows: int) -> dict[Word, torch.Tensor]:
         config = self._config
@@ -235,11 +240,7 @@ def _tiled(linear: Linear) -> TiledLinear:
     return linear
 
 
-def _products(layer: "LayerWeights") -> dict[Phase, tuple[int, int]]:
-    """Phases that are products: blocks of features, and how many of them make a piece."""
-    products = {}
-    for phase, linear, streams in ((Phase.QKV, layer.qkv, 1), (Phase.O, layer.o, 1), (Phase.GATE_UP, layer.gate_up, 2), (Phase.DOWN, layer.down, 1)):
-        tiled = _tiled(linear)
-        block_bytes = streams * tiled.weight[0].numel()
-        products[phase] = tiled.num_blocks // streams, max(1, _PIECE_BYTES // block_bytes)
-    return products
+def _products(layer: "LayerWeights") -> dict[Phase, int]:
+    """Phases that are products, and their blocks of features."""
+    linears = {Phase.QKV: layer.qkv, Phase.O: layer.o, Phase.GATE_UP: layer.gate_up, Phase.DOWN: layer.down}
+    return {phase: _tiled(linear).num_blocks // (2 if phase is Phase.GATE_UP else 1) for phase, linear in linears.items()}

@@ -16,7 +16,6 @@ class Word(IntEnum):
     IS_HEAD = 19
     NUM_HELPERS = 20
     NUM_ROWS = 21  # T
-    ROWS_PER_PIECE = auto()  # of what is done row by row
     NUM_LAYERS = auto()
     HIDDEN = auto()
     INNER = auto()
@@ -46,8 +45,7 @@ class Word(IntEnum):
     SCRATCH_BYTES = auto()
     PER_LAYER = auto()  # pieces of a layer
     STARTS = 64  # [NUM_PHASES + 1] first piece of each phase of a layer
-    PIECE_BLOCKS = 80  # [NUM_PHASES] blocks of 16 features in a piece of a phase that is a product
-    HEAD_BLOCKS = 96  # of 16 tokens
+    HEAD_BLOCKS = 80  # of 16 tokens
     HEAD = auto()
     CORRECTIONS = auto()  # int32 [T, 2]
     EXACT = auto()  # float32 [T, num_exact]

@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,9 +33,13 @@ class Team:
         self.words[Word.NUM_HELPERS] = num_threads - 1
         failed = ctypes.CDLL(None, use_errno=True).sem_init(ctypes.c_void_p(self._semaphore), 0, 0)
         assert not failed, f"sem_init: error {ctypes.get_errno()}"
-        for thread in range(1, num_threads):
-            threading.Thread(target=_help, args=(memory, self._job, self._semaphore, thread), name=f"forward-{thread}", daemon=True).start()
-        weakref.finalize(self, _stop, self.words, self._semaphore, num_threads - 1)
+        helpers = [
+            threading.Thread(target=_help, args=(memory, self._job, self._semaphore, thread), name=f"forward-{thread}", daemon=True)
+            for thread in range(1, num_threads)
+        ]
+        for helper in helpers:
+            helper.start()
+        weakref.finalize(self, _stop, self.words, self._semaphore, helpers)
 
     def run(self) -> None:
         """Runs the job that the words describe."""
@@ -47,7 +52,11 @@ def _help(memory: torch.Tensor, job: int, semaphore: int, thread: int) -> None:
     del memory
 
 
-def _stop(words: np.ndarray, semaphore: int, num_helpers: int) -> None:
+def _stop(words: np.ndarray, semaphore: int, helpers: Sequence[threading.Thread]) -> None:
+    """Waits for the helpers, too: one that comes back from compiled code while the interpreter ends would end the process with an abort."""
     words[Word.STOP] = 1
-    for _ in range(num_helpers):
+    for _ in helpers:
         ctypes.CDLL(None).sem_post(ctypes.c_void_p(semaphore))
+    for helper in helpers:
+        if helper is not threading.current_thread():  # where the garbage of another team was collected
+            helper.join()

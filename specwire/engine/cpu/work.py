@@ -158,19 +158,24 @@ def _attend(j, w, piece, scratch):
 
 
 @njit(**OPTIONS)
-def _layer_piece(j, w, phase, piece, scratch):
+def _share(piece, pieces, count):
+    """The first of a piece's part of count things, and the first of the next one's."""
+    return piece * count // pieces, (piece + 1) * count // pieces
+
+
+@njit(**OPTIONS)
+def _layer_piece(j, w, phase, piece, pieces, scratch):
     hidden, inner, dim = j[Word.HIDDEN], j[Word.INNER], j[Word.DIM]
     qkv_width, attended_width = (j[Word.HEADS] + 2 * j[Word.KV_HEADS]) * dim, j[Word.HEADS] * dim
-    first_row = piece * j[Word.ROWS_PER_PIECE]
-    last_row = min(first_row + j[Word.ROWS_PER_PIECE], j[Word.NUM_ROWS])
-    first, last = piece * j[Word.PIECE_BLOCKS + phase], (piece + 1) * j[Word.PIECE_BLOCKS + phase]
+    first_row, last_row = _share(piece, pieces, j[Word.NUM_ROWS])
     if phase == Phase.INPUT_NORM:
         _tap(j, w[LayerWord.TAP], first_row, last_row)
         _normalise(j, w[LayerWord.INPUT_NORM], j[Word.NORMED], first_row, last_row)
         _digits(j, j[Word.NORMED], hidden, first_row, last_row)
     elif phase == Phase.QKV:
         blocks = qkv_width // 16
-        _plain_product(j, first, min(last, blocks), blocks, hidden, w[LayerWord.QKV], w[LayerWord.QKV_BIAS], j[Word.QKV], scratch)
+        first, last = _share(piece, pieces, blocks)
+        _plain_product(j, first, last, blocks, hidden, w[LayerWord.QKV], w[LayerWord.QKV_BIAS], j[Word.QKV], scratch)
     elif phase == Phase.ROTATE:
         _rotate(j, w, first_row, last_row)
     elif phase == Phase.ATTEND:
@@ -179,30 +184,35 @@ def _layer_piece(j, w, phase, piece, scratch):
         _digits(j, j[Word.ATTENDED], attended_width, first_row, last_row)
     elif phase == Phase.O:
         blocks = hidden // 16
-        _added_product(j, first, min(last, blocks), blocks, attended_width, w[LayerWord.O], w[LayerWord.O_BIAS], j[Word.RESIDUAL], scratch)
+        first, last = _share(piece, pieces, blocks)
+        _added_product(j, first, last, blocks, attended_width, w[LayerWord.O], w[LayerWord.O_BIAS], j[Word.RESIDUAL], scratch)
     elif phase == Phase.POST_NORM:
         _normalise(j, w[LayerWord.POST_NORM], j[Word.NORMED], first_row, last_row)
         _digits(j, j[Word.NORMED], hidden, first_row, last_row)
     elif phase == Phase.GATE_UP:
         blocks = inner // 16
-        _gated_product(j, first, min(last, blocks), blocks, hidden, w[LayerWord.GATE_UP], w[LayerWord.GATE_UP_BIAS], j[Word.ACT], scratch)
+        first, last = _share(piece, pieces, blocks)
+        _gated_product(j, first, last, blocks, hidden, w[LayerWord.GATE_UP], w[LayerWord.GATE_UP_BIAS], j[Word.ACT], scratch)
     elif phase == Phase.DOWN_DIGITS:
         _digits(j, j[Word.ACT], inner, first_row, last_row)
     else:
         blocks = hidden // 16
-        _added_product(j, first, min(last, blocks), blocks, inner, w[LayerWord.DOWN], w[LayerWord.DOWN_BIAS], j[Word.RESIDUAL], scratch)
+        first, last = _share(piece, pieces, blocks)
+        _added_product(j, first, last, blocks, inner, w[LayerWord.DOWN], w[LayerWord.DOWN_BIAS], j[Word.RESIDUAL], scratch)
 
 
 @njit(**OPTIONS)
-def _head_piece(j, phase, piece):
+def _head_piece(j, phase, piece, pieces):
     rows, hidden, num_exact = j[Word.NUM_ROWS], j[Word.HIDDEN], j[Word.NUM_EXACT]
     if phase == 0:
-        for row in range(piece * j[Word.ROWS_PER_PIECE], min((piece + 1) * j[Word.ROWS_PER_PIECE], rows)):
+        first, last = _share(piece, pieces, rows)
+        for row in range(first, last):
             values, corrections = j[Word.NORMED] + 4 * hidden * row, j[Word.CORRECTIONS] + 8 * row
             split_row(values, hidden, j[Word.DIGITS], j[Word.UNITS] + 4 * row, corrections, row)
         return
-    blocks, per_piece, block_bytes = j[Word.HEAD_BLOCKS], j[Word.PIECE_BLOCKS + phase], 16 * hidden + 64 + 64 * num_exact
-    for block in range(piece * per_piece, min((piece + 1) * per_piece, blocks)):
+    blocks, block_bytes = j[Word.HEAD_BLOCKS], 16 * hidden + 64 + 64 * num_exact
+    first, last = _share(piece, pieces, blocks)
+    for block in range(first, last):
         for row in range(0, rows, MAX_ROWS):
             product_q8(
                 j[Word.HEAD] + block * block_bytes, hidden, j[Word.DIGITS] + digits_at(row, hidden), j[Word.CORRECTIONS] + 8 * row,
@@ -231,17 +241,17 @@ def _run_piece(job, j, number, scratch):
     while phase + 1 < NUM_PHASES and piece >= j[Word.STARTS + phase + 1]:
         phase += 1
     start = j[Word.STARTS + phase]
+    pieces = j[Word.STARTS + phase + 1] - start
     _await(job, layer * per_layer + start)
     if j[Word.IS_HEAD]:
-        _head_piece(j, phase, piece - start)
+        _head_piece(j, phase, piece - start, pieces)
     elif layer == j[Word.NUM_LAYERS]:
-        first = piece * j[Word.ROWS_PER_PIECE]
-        last = min(first + j[Word.ROWS_PER_PIECE], j[Word.NUM_ROWS])
+        first, last = _share(piece, j[Word.TOTAL] - layer * per_layer, j[Word.NUM_ROWS])
         _tap(j, j[Word.TAP], first, last)
         _normalise(j, j[Word.FINAL_NORM], j[Word.OUT], first, last)
     else:
         words = carray(i64_at(j[Word.LAYERS] + 8 * LayerWord.COUNT * layer), (LayerWord.COUNT,))
-        _layer_piece(j, words, phase, piece - start, scratch)
+        _layer_piece(j, words, phase, piece - start, pieces, scratch)
 
 
 @njit("void(int64, int64, int64)", cache=_IS_KEPT, **OPTIONS)

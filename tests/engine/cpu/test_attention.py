@@ -8,7 +8,10 @@ import torch
 
 from specwire.engine.kernels.packed_linear import DigitLinear
 
-pytestmark = pytest.mark.skipif(not DigitLinear.is_fast(), reason="this CPU has no 512-bit integer dot products")
+pytestmark = [
+    pytest.mark.skipif(not DigitLinear.is_fast(), reason="this CPU has no 512-bit integer dot products"),
+    pytest.mark.timeout(600),  # the first test compiles, 15 s of CPU time
+]
 
 SHAPES = {
     "one token": (1, 64, 3, 3, 64, 16),

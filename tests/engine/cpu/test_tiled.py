@@ -20,7 +20,10 @@ from specwire.engine.models.loader import dummy_model
 from specwire.engine.runner import ModelRunner
 from specwire.errors import UnsupportedError
 
-pytestmark = pytest.mark.skipif(not DigitLinear.is_fast(), reason="this CPU has no 512-bit integer dot products")
+pytestmark = [
+    pytest.mark.skipif(not DigitLinear.is_fast(), reason="this CPU has no 512-bit integer dot products"),
+    pytest.mark.timeout(600),  # the first test compiles, 15 s of CPU time
+]
 
 PLAIN = {
     "model_type": "llama", "vocab_size": 203, "hidden_size": 96, "intermediate_size": 160, "num_layers": 3, "num_heads": 6, "num_kv_heads": 2,
