@@ -217,6 +217,7 @@ class HttpConfig:
     served_model_name: tuple[str, ...] = option((), "names that requests may give as model, the one in answers first; none = the coordinator's")
     cors_origins: tuple[str, ...] = option((), "origins of web pages that may call, such as https://chat.example.com, or *; none = only its own")
     metrics_listen: str = option("", "host:port of the metrics alone, without TLS, beside /metrics", pattern="(?!unix:).*", lowest_port=0)
+    playground: bool = option(True, "serve a page at / that chats and shows what the services do")
     vllm_metrics: bool = option(False, "vLLM's names of metrics beside ours, with the coordinator's numbers")
     max_body_mb: int = option(16, "largest body of a request in MiB", low=1, high=MAX_MESSAGE_MB)
     max_message_mb: int = option(64, "largest gRPC message in MiB; at most the coordinator's", low=1, high=MAX_MESSAGE_MB)
@@ -333,7 +334,6 @@ def _check_tls(config: VerifierConfig | DrafterConfig | CoordinatorConfig | Http
         raise InvalidArgumentError("--tls-client-auth is true, which needs --tls-cert and --tls-ca; give both, or leave it out")
 
 
-def _check_fields(config: object) -> None:
 def _check_half_batches(config: CoordinatorConfig) -> None:
     given = f"--half-batches-from is {config.half_batches_from}"
     if config.max_outstanding_rounds < 2:
@@ -342,5 +342,6 @@ def _check_half_batches(config: CoordinatorConfig) -> None:
         raise InvalidArgumentError(f"{given}, but adaptive verification reckons with steps one after the other; leave one of the two out")
 
 
+def _check_fields(config: object) -> None:
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         check_field(field, getattr(config, field.name), flag_name(field.name))

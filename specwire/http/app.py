@@ -18,6 +18,7 @@ from specwire.http.fields import Fields
 from specwire.http.gate import Gate
 from specwire.http.lifetime import ClientGoneError
 from specwire.http.metrics import DISCONNECTS
+from specwire.http.playground import Playground
 from specwire.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specwire.http.service import HttpService
 from specwire.metrics.endpoint import CONTENT_TYPE
@@ -48,6 +49,9 @@ def make_app(service: HttpService, config: HttpConfig) -> ASGIApp:
     add("GET", "/health/live", _live)
     add("GET", "/version", _version)
     add("GET", "/metrics", _metrics(service))
+    add("GET", "/specwire/status", service.status)
+    if config.playground:
+        Playground().add_to(app)
     app.add_exception_handler(HTTPException, _no_such_path)
     gate = Gate(app, service.board, service.lifetime, config.max_body_mb << 20)
     if not config.cors_origins:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from specwire.client import Choice, StreamEvent
 from specwire.http.logprobs import CompletionLogprobs, chat_logprobs
+from specwire.http.origins import show_origins
 from specwire.http.token_text import TokenTexts
 from specwire.messages import TokenLogprobs, Usage
 from specwire.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class CompletionFormat:
         prompts: what answers begin with, of each prompt; None = nothing.
         prompt_token_ids: of each prompt, where answers have token ids.
         n: choices of each prompt.
+        shows_origins: answers say where their tokens came from.
     """
 
     kind = stream_kind = "text_completion"
@@ -66,12 +68,15 @@ class CompletionFormat:
         prompts: Sequence[str] | None,
         prompt_token_ids: Sequence[list[int]] | None,
         n: int,
+        *,
+        shows_origins: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._prompts = prompts
         self._prompt_token_ids = prompt_token_ids
         self._n = n
+        self._shows_origins = shows_origins
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -79,7 +84,7 @@ class CompletionFormat:
         shown |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_cause}
         if self._prompt_token_ids is not None:
             shown |= {"token_ids": choice.token_ids, "prompt_token_ids": self._prompt_token_ids[index // self._n]}
-        return shown
+        return shown | show_origins(choice) if self._shows_origins else shown
 
     def begin(self, index: int) -> dict[str, Any] | None:
         if self._prompts is None and self._prompt_token_ids is None:
@@ -91,13 +96,13 @@ class CompletionFormat:
 
     def part(self, index: int, event: StreamEvent) -> dict[str, Any] | None:
         text = "".join(event.pieces or ())
-        if not text and event.finish_reason is None and self._texts is None and self._prompt_token_ids is None:
+        if not text and event.finish_reason is None and self._texts is None and self._prompt_token_ids is None and not self._shows_origins:
             return None
         shown = self._choice(index, text, event.token_ids, event.logprobs)
         shown |= {"finish_reason": event.finish_reason, "stop_reason": event.stop_cause}
         if self._prompt_token_ids is not None:
             shown["token_ids"] = event.token_ids
-        return shown
+        return shown | show_origins(event) if self._shows_origins else shown
 
     def _echo(self, index: int) -> str:
         return "" if self._prompts is None else self._prompts[index // self._n]
@@ -119,8 +124,9 @@ class ChatFormat:
 
     kind, stream_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, texts: TokenTexts | None, prompt_token_ids: Sequence[list[int]] | None) -> None:
+    def __init__(self, texts: TokenTexts | None, prompt_token_ids: Sequence[list[int]] | None, *, shows_origins: bool = False) -> None:
         self._texts = texts
+        self._shows_origins = shows_origins
         self._prompt_token_ids = prompt_token_ids
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -134,7 +140,7 @@ class ChatFormat:
         }
         if self._prompt_token_ids is not None:
             shown |= {"token_ids": choice.token_ids, "prompt_token_ids": self._prompt_token_ids[0]}
-        return shown
+        return shown | show_origins(choice) if self._shows_origins else shown
 
     def begin(self, index: int) -> dict[str, Any] | None:
         shown = self._part(index, {"role": "assistant", "content": ""})
@@ -144,13 +150,13 @@ class ChatFormat:
 
     def part(self, index: int, event: StreamEvent) -> dict[str, Any] | None:
         text = "".join(event.pieces or ())
-        if not text and event.finish_reason is None and self._texts is None and self._prompt_token_ids is None:
+        if not text and event.finish_reason is None and self._texts is None and self._prompt_token_ids is None and not self._shows_origins:
             return None
         shown = self._part(index, {"content": text} if text else {}, event.finish_reason, event.stop_cause)
         shown["logprobs"] = self._show_logprobs(event.token_ids, event.logprobs)
         if self._prompt_token_ids is not None:
             shown["token_ids"] = event.token_ids
-        return shown
+        return shown | show_origins(event) if self._shows_origins else shown
 
     def _part(self, index: int, delta: dict[str, Any], finish_reason: str | None = None, cause: int | str | None = None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, "stop_reason": cause}

@@ -28,7 +28,7 @@ async def plan(body: SamplingFields, caller: Caller, answer_id: str) -> Generati
     texts = None if tokenizer is None or params.logprobs is None else caller.texts(tokenizer)
     if isinstance(body, ChatRequest):
         prompts = [await encode(body.chat(), tokenizer)]
-        form: Format = ChatFormat(texts, prompts if body.return_token_ids else None)
+        form: Format = ChatFormat(texts, prompts if body.return_token_ids else None, shows_origins=body.return_token_origins)
     else:
         assert isinstance(body, CompletionRequest), f"{type(body).__name__} is neither a chat nor a completion"
         given = body.prompts
@@ -47,4 +47,5 @@ def _completion_format(
         if tokenizer is None:
             raise Refusal("echo is true, but no tokenizer is served; leave it out", param="echo")
         echoed = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given]
-    return CompletionFormat(tokenizer, texts, echoed, prompts if body.return_token_ids else None, body.n)
+    shown_ids = prompts if body.return_token_ids else None
+    return CompletionFormat(tokenizer, texts, echoed, shown_ids, body.n, shows_origins=body.return_token_origins)

@@ -56,6 +56,7 @@ class SamplingFields(Fields):
     priority: int = 0
     user: str = ""
     return_token_ids: bool = False
+    return_token_origins: bool = False
 
     def sampling_params(self, tokenizer: Tokenizer | None) -> SamplingParams:
         """What it asks of sampling.

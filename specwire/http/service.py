@@ -1,5 +1,6 @@
 """What the API's paths do with requests."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -74,6 +75,10 @@ class HttpService:
             if model["id"] == name:
                 return JSONResponse(model)
         raise Refusal(f"the model {name[:200]!r} is not served; GET /v1/models lists what is", status=404, param="model", code="model_not_found")
+
+    async def status(self, request: Request) -> Response:
+        """What the coordinator, its verifiers and its drafters do now."""
+        return JSONResponse(dataclasses.asdict(await self._call(request, lambda caller: caller.client.get_status())))
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a conversation."""

@@ -54,7 +54,8 @@ def test_wheel_is_complete_and_runs(wheel: Path, root: Path, tmp_path: Path) -> 
         for path in (root / "proto" / "specwire" / "v1").glob("*.proto")
         for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
     }
-    missing = {str(path) for path in sources | generated | {Path(package, "py.typed") for package in PACKAGES}} - names
+    page = {path.relative_to(root) for path in (root / "specwire" / "http" / "page").iterdir() if path.is_file()}
+    missing = {str(path) for path in sources | generated | page | {Path(package, "py.typed") for package in PACKAGES}} - names
     assert not missing
     top_level = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top_level == set(PACKAGES), "the wheel must add these import names and no others"

@@ -1,0 +1,1 @@
+"""The files of the playground: a page without anything from elsewhere. specwire.http.playground serves them."""
