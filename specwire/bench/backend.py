@@ -16,7 +16,14 @@ from specwire.statuses import error_from_status
 
 
 def grpc_backend(
-    client: AsyncClient, params: SamplingParams, *, label: str, timeout_s: float | None = None, max_retries: int = 0, report_drafts: bool = False
+    client: AsyncClient,
+    params: SamplingParams,
+    *,
+    label: str,
+    timeout_s: float | None = None,
+    max_retries: int = 0,
+    report_drafts: bool = False,
+    tenant_cache_key: bytes = b"",
 ) -> Send:
     """A backend for runner.LoadGenerator.
 
@@ -26,6 +33,7 @@ def grpc_backend(
         timeout_s: deadline of each request.
         max_retries: how often one is sent again that failed before its first token, as the SDK's client does it.
         report_drafts: ask for a record of each verification.
+        tenant_cache_key: whose cached prefixes requests may share.
     """
 
     retries = Retries(max_retries)
@@ -35,7 +43,12 @@ def grpc_backend(
         own_params, deadline = params.replace(max_tokens=prompt.max_tokens, seed=seed), Deadline(timeout_s)
         while True:
             request = GenerateRequest(
-                prompt.token_ids, own_params, f"{label}-{record.index}", timeout_ms=deadline.remaining_ms, report_drafts=report_drafts
+                prompt.token_ids,
+                own_params,
+                f"{label}-{record.index}",
+                tenant_cache_key,
+                timeout_ms=deadline.remaining_ms,
+                report_drafts=report_drafts,
             )
             has_tokens = False
             try:

@@ -62,14 +62,15 @@ class Target(Protocol):
 
 
 class GrpcTarget:
-    """A coordinator."""
+    """A coordinator. tenant_cache_key: requests find nothing in the prefix cache of those with another one."""
 
     backend = "specwire-grpc"
 
-    def __init__(self, client: AsyncClient, address: str) -> None:
+    def __init__(self, client: AsyncClient, address: str, *, tenant_cache_key: bytes = b"") -> None:
         self.address = address
         self.model_id = ""
         self._client = client
+        self._tenant_cache_key = tenant_cache_key
         self._tokenizer: Tokenizer | None = None
         self._before: CoordinatorStatus | None = None
 
@@ -92,7 +93,14 @@ class GrpcTarget:
 
     def sender(self, options: ServeOptions) -> Send:
         label = f"bench-{secrets.token_hex(4)}"
-        return grpc_backend(self._client, options.params, label=label, timeout_s=options.timeout_s, max_retries=options.max_retries)
+        return grpc_backend(
+            self._client,
+            options.params,
+            label=label,
+            timeout_s=options.timeout_s,
+            max_retries=options.max_retries,
+            tenant_cache_key=self._tenant_cache_key,
+        )
 
     async def begin(self) -> None:
         self._before = await self._status()

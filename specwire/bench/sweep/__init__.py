@@ -1,0 +1,1 @@
+"""`specwire sweep`: the same load at several concurrencies, under several ways to choose K."""
