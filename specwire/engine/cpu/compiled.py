@@ -29,5 +29,5 @@ def keep_compiled() -> bool:
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
-        logger.warning("cannot keep compiled code in %s (%s): it is compiled again at each start, which takes about 10 s", folder, error)
+        logger.warning("cannot keep compiled code in %s (%s): it is compiled again at each start, which takes about 15 s", folder, error)
         return False
