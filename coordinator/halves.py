@@ -30,8 +30,8 @@ def least_halved(config: CoordinatorConfig, num_rounds: int, label: str) -> int:
 
 
 def most_in_flight(lane: "Lane") -> int:
-    """Rounds in flight with which nothing more can be sent."""
-    if not lane.is_lockstep:
+    """Rounds in flight with which nothing more can be sent. Nothing runs ahead of a drafter that is only late: its drafts would have to wait."""
+    if not lane.is_lockstep and not any(link.is_awaited for link in lane.links):
         return lane.max_outstanding_rounds
     return NUM_HALVES if lane.half_batches_from else 1
 

@@ -34,6 +34,7 @@ class DraftLink:
 
     Attributes:
         is_usable: connected, not late and not draining.
+        is_awaited: late, but for less than a drafter that hangs: rounds that ran ahead would only keep its drafts waiting.
         is_draining: the drafter is about to stop.
         reason: why it is not connected.
         slots: live slots by index.
@@ -49,6 +50,7 @@ class DraftLink:
         self.lane = lane
         self.is_connected = False
         self.is_late = False
+        self.is_awaited = False
         self.is_draining = False
         self.is_usable = False
         self.slots: dict[int, DraftSlot] = {}
@@ -221,7 +223,7 @@ class DraftLink:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self.is_connected = self.is_usable = self.is_late = self.is_draining = False
+        self.is_connected = self.is_usable = self.is_late = self.is_awaited = self.is_draining = False
         for place in list(self.slots.values()):
             self.close_slot(place)
             lane.pins.look(place.sequence)
@@ -235,7 +237,7 @@ class DraftLink:
 
     def _miss(self) -> None:
         lane = self.lane
-        self.is_late, self.is_usable = True, False
+        self.is_late, self.is_awaited, self.is_usable = True, True, False
         lane.counters.num_drafter_timeouts += 1
         lane.counters.fallbacks["drafter_timeout"] += self.asked.num_sequences
         lane.log.warning(
@@ -246,6 +248,7 @@ class DraftLink:
 
     def _give_up(self) -> None:
         """It seems to hang: its sequences move to another drafter, if there is one."""
+        self.is_awaited = False
         if any(link.is_usable for link in self.lane.links):
             for place in list(self.slots.values()):
                 self.close_slot(place)
@@ -278,6 +281,6 @@ class DraftLink:
             asked.end()
             if self.is_late:
                 self._patience.reschedule(None)
-                self.is_late, self.is_usable = False, not self.is_draining
+                self.is_late, self.is_awaited, self.is_usable = False, False, not self.is_draining
                 self.lane.pins.may_pin = True
                 self.lane.wake()

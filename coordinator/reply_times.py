@@ -39,8 +39,11 @@ class ReplyTimes:
         self._predicted[key] = sorted(samples)[int(_QUANTILE * (len(samples) - 1))]
 
     def _seed(self, num_draft_tokens: int, num_sequences: int) -> float:
-        """The cost of the smallest measured call that is at least as large; of the largest where none is."""
+        """The cost of the smallest measured call that is at least as large; where none is, that of the largest, in proportion to the sequences."""
         if not self._costs:
             return 0.0
         larger = [cost for cost in self._costs if cost.num_sequences >= num_sequences and cost.num_draft_tokens >= num_draft_tokens]
-        return (larger[0] if larger else self._costs[-1]).draft_ms / 1000
+        if larger:
+            return larger[0].draft_ms / 1000
+        largest = self._costs[-1]
+        return largest.draft_ms * max(1.0, num_sequences / max(1, largest.num_sequences)) / 1000

@@ -259,3 +259,24 @@ async def test_without_a_seed_every_request_differs() -> None:
         running = [cluster.submit(PROMPTS[2], max_tokens=20) for _ in range(4)]
         results = [tuple((await request.sink.wait()).choices[0].token_ids) for request in running]
         assert len({*results}) == 4
+
+
+async def test_a_late_answer_costs_one_step() -> None:
+    """No round runs ahead of the drafter's answer, so that its sequences, which stay with it, are drafted for in the very next step."""
+    num_rounds = 0
+
+    def delay_s(message: object) -> float:
+        nonlocal num_rounds
+        num_rounds += 1
+        return 0.05 if num_rounds in (3, 6) else 0.0
+
+    verifiers, drafters = [VerifierScript(delay_s=0.15)], [DrafterScript(delay_s=delay_s)]
+    async with Cluster(verifiers, drafters, k=5, max_outstanding_rounds=2, min_draft_wait_ms=20) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit([5, 6, 7 + seed], seed=seed, max_tokens=50) for seed in range(3)]
+        await check_all(running)
+        counters, link = cluster.engine.counters, cluster.engine.lanes[0].links[0]
+        assert counters.num_drafter_timeouts == 2
+        assert counters.fallbacks["no_drafter"] == 0
+        assert max(link.epochs) == 1, "no sequence is opened anew"
+        assert not link.is_awaited
