@@ -48,6 +48,8 @@ class SharedFeatures:
     def read(self, spans: Sequence["Located"]) -> list[torch.Tensor | None]:
         """See `FeaturePath.read`."""
         words, size, num_rows = self._pool.words, self._pool.layout.block_size, self._num_rows
+        for span in spans:
+            self._check(span)
         live = [span for span in spans if words[span.place] == span.generation]
         if not live:
             return [None] * len(spans)
@@ -60,6 +62,16 @@ class SharedFeatures:
         parts = dict(zip(map(id, live), copied.split([span.num_positions for span in live]), strict=True))
         # Only now: whoever has lost its place by this time may have lost its blocks.
         return [parts[id(span)] if id(span) in parts and words[span.place] == span.generation else None for span in spans]
+
+    def _check(self, span: "Located") -> None:
+        """Raise FailedPreconditionError unless the memory has such a place, and the sequence blocks for such positions."""
+        layout = self._pool.layout
+        end, known = span.first + span.num_positions, len(span.block_ids) * layout.block_size
+        if not 0 <= span.place < layout.num_places or end > known:
+            raise FailedPreconditionError(
+                f"a handle names place {span.place} of {layout.num_places} and position {end} of {known} in the verifier's memory; "
+                "run the same version everywhere"
+            )
 
     def _copy(self, numbers: np.ndarray) -> torch.Tensor:
         """The copy is done when this returns."""

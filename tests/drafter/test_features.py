@@ -204,6 +204,27 @@ def test_a_verifier_that_fails_rests_while_others_are_read(caplog):
     assert all(one is not None for one in harness.reader.read(spans))
 
 
+@pytest.mark.parametrize(
+    ("blocks", "count", "place", "message"),
+    [
+        ([0], 17, 1, "place 1 of 3 and position 17 of 16"),  # more positions than blocks
+        ([], 1, 1, "position 1 of 0"),
+        ([0, NUM_BLOCKS + 1], 20, 1, "names token 115 of 112"),
+        ([-1], 3, 1, "of 112 in the verifier's memory"),
+        ([0], 3, 3, "place 3 of 3"),
+        ([0], 3, -1, "place -1 of 3"),
+    ],
+)
+def test_handles_of_what_is_not_there_are_no_fault_of_the_drafter(pool, caplog, blocks, count, place, message):
+    """Whatever a verifier says: nothing outside of its pages is read, and the batch goes on."""
+    harness = make_reader()
+    pool.words[:] = 7
+    harness.reader.note(4, handle(pool, blocks, count, place=place))
+    harness.reader.note(5, handle(None, [0], 10, address="w:1"))
+    assert [one is None for one in harness.reader.read([Span(4, 0, count), Span(5, 0, 2)])] == [True, False]
+    assert (harness.reader.counts.num_spans[MEMORY, FAILED], message in caplog.text) == (1, True), caplog.text
+
+
 def test_a_verifier_that_nobody_uses_is_let_go_of_when_another_one_comes():
     harness = make_reader()
     harness.reader.note(4, handle(None, [0], 10, address="v:1"))

@@ -110,3 +110,28 @@ def test_kernels_draft_what_the_reference_drafts(target: Target, checkpoints: di
     bench.check([Ask(0, 2), Ask(1, 1)])
     bench.commit(0, 2)
     bench.check([Ask(1, 2), Ask(0, 2)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+@pytest.mark.parametrize("name", ["eagle3_speculators", "eagle3_speculators, on the device", "dspark_speculators"])
+def test_features_that_are_no_numbers_harm_no_other_sequence(target: Target, checkpoints: dict[str, Checkpoint], name: str, value: float) -> None:
+    """Of a broken target: that sequence's drafts are worth nothing, but are tokens; nobody else meets them, nor what they leave in blocks."""
+    name, _, is_on_device = name.partition(",")
+    bench = make_bench(target, checkpoints[name], backend=TorchBackend if is_on_device else None, num_blocks=12)
+    for seq_id, (num_tokens, temperature) in enumerate([(20, GREEDY), (20, SAMPLED), (40, GREEDY), (22, SAMPLED)]):
+        bench.begin(seq_id, text(seq_id), num_tokens, temperature)
+    for seq_id in (0, 3):
+        bench.features.rows[seq_id][7:] = value
+    bench.catch_up(24)
+    for _ in range(2):
+        answers = bench.method.propose([Ask(0, 4), Ask(1, 4), Ask(3, 4)])
+        assert all(0 <= token_id < VOCAB for drafts in answers for token_id in drafts.token_ids)
+        assert [len(drafts.token_ids) for drafts in answers] == [4, 4, 4]
+        bench.check([Ask(1, 4), Ask(2, 3)])
+        for seq_id in range(4):
+            bench.commit(seq_id, 3)
+    for seq_id in (0, 3):
+        bench.method.close(seq_id)
+    bench.begin(5, text(5), 104)  # in all blocks that are free, those of the broken ones among them
+    bench.catch_up()
+    bench.check([Ask(5, 4), Ask(1, 4)])
