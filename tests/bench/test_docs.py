@@ -25,6 +25,13 @@ def test_every_option_is_documented(command: str, heading: str) -> None:
     assert documented == options - CONNECTION
 
 
+def test_every_option_of_the_sweep_is_documented() -> None:
+    section = TEXT.partition("\n## Sweep")[2].partition("\n## ")[0]
+    documented = {option for line in section.splitlines() if line.startswith("| `--") for option in re.findall(r"`(--[a-z-]+)`", line.split("|")[1])}
+    options = {name for parameter in typer.main.get_command(app).commands["sweep"].params for name in parameter.opts}  # type: ignore[attr-defined]
+    assert documented == options - (CONNECTION - {"--address"})
+
+
 def test_every_latency_is_documented() -> None:
     documented = set(re.findall(r"^\| [^|]+ \| `([a-z0-9_]+)` \| ", TEXT, re.MULTILINE))
     assert documented == set(measure(LoadRun([], 0.0, 0.0), (50,)).latencies)

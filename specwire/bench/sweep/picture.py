@@ -11,7 +11,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "dynamic": {"color": "#1f77b4", "linewidth": 2.5},
     "adaptive": {"color": "#d62728", "linewidth": 2.5},
 }
-_FIXED: dict[str, Any] = {"linestyle": "--", "alpha": 0.8}
+_FIXED = ("#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 _MARKERS = "osDv^<>Pp*"
 
 
@@ -30,11 +30,12 @@ def draw(path: Path, cells: Sequence[Cell], model_id: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     markers = {concurrency: _MARKERS[index % len(_MARKERS)] for index, concurrency in enumerate(dict.fromkeys(cell.concurrency for cell in cells))}
-    curves = []
+    curves: list[Line2D] = []
     for policy in dict.fromkeys(cell.policy for cell in cells):
+        style = _STYLES.get(policy, {"linestyle": "--", "alpha": 0.8, "color": _FIXED[len(curves) % len(_FIXED)]})
         points = [cell for cell in cells if cell.policy == policy]
         speeds, throughputs = [cell.user_tokens_per_s for cell in points], [cell.metrics.output_throughput for cell in points]
-        curves += axes.plot(speeds, throughputs, label=policy, **_STYLES.get(policy, _FIXED))
+        curves += axes.plot(speeds, throughputs, label=policy, **style)
         for cell, speed, throughput in zip(points, speeds, throughputs, strict=True):
             axes.plot(speed, throughput, markers[cell.concurrency], color=curves[-1].get_color(), markersize=7)
     axes.set(title=model_id, xlabel="tokens/s of a user (1 / median TPOT)", ylabel="tokens/s of all", ylim=(0, None), xlim=(0, None))

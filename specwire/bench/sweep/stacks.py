@@ -134,8 +134,9 @@ class RunningStack:
         has_drafter = any(drafter.is_connected for drafter in status.drafters)
         self.configured = status.num_speculative_tokens if has_drafter else 0
         self.num_lanes = max(1, sum(lane.is_ready for lane in status.lanes))
-        if settings.get("num_speculative_tokens_per_batch_size"):
-            self.schedule = tuple((start, end, k) for start, end, k in settings["num_speculative_tokens_per_batch_size"])
+        entries = settings.get("num_speculative_tokens_per_batch_size") or ()
+        if len({k for _, _, k in entries}) > 1:
+            self.schedule = tuple((start, end, k) for start, end, k in entries)
         if self.configured and settings.get("enable_adaptive_verification"):
             self._served = ADAPTIVE
         elif self.configured:
