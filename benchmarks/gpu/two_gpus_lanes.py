@@ -40,10 +40,10 @@ class Load:
 
 
 async def measure_lanes(part: Slice, services: Services, schedule: Schedule, prompts: list[list[int]]) -> None:
-    """The whole slice; there are twice as many prompts as one lane gets at most."""
+    """The whole slice, for numbers of sequences of one lane of which there are prompts for two."""
     part.note(schedule=schedule)
     sizes = services.peers.sizes
-    loads = [count for count in sizes.concurrency if 2 * count <= len(prompts)]
+    loads = [count for count in sizes.concurrency if 2 * count <= len(prompts)] or [len(prompts) // 2]
     for lane in range(2):  # both caches get all prompts, so that none is computed below, wherever it goes
         async with services.coordinate(schedule, [f"v{lane}"], [f"d{lane}"]) as served:
             for first in range(0, len(prompts), sizes.max_num_seqs):

@@ -23,7 +23,7 @@ from specwire.config import DrafterConfig, VerifierConfig
 from specwire.launch import Supervisor
 from specwire.speculative_config import SpeculativeConfig
 
-_DRAFT_KV_BYTES = 24 << 30
+_DRAFT_KV_BYTES = 16 << 30
 _TINY_KV_BYTES = 16 << 20
 _DRAFT_WAIT_MS, _TINY_WAIT_MS = 100.0, 10_000.0
 """A step waits so long for its drafts at least: what is compared is how long they take, not when they are given up."""
