@@ -4,11 +4,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from drafter_svc.method import Ask
-from specwire.engine.heads.calibration import LogisticCalibration, fit_temperatures
+from specwire.engine.heads.calibration import LogisticCalibration
 from specwire.errors import InvalidArgumentError
 from tests.heads.checkpoints import Checkpoint
 from tests.heads.drafting import make_bench
@@ -51,13 +50,3 @@ def test_another_fit_is_refused(target: Target, checkpoints: dict[str, Checkpoin
     folder = changed(checkpoint, tmp_path / "eagle3_other", confidence_calibration=value)
     with pytest.raises(InvalidArgumentError, match=r'must be \{"input": "log_odds"'):
         make_bench(target, Checkpoint(folder, checkpoint.config, checkpoint.tensors))
-
-
-def test_temperatures_are_found_from_left_to_right() -> None:
-    """Confidences that are too sure by known factors."""
-    rng = np.random.default_rng(5)
-    true = np.array([1.8, 0.6, 3.0])
-    logits = rng.normal(1.0, 2.0, (40_000, 3))
-    each = rng.random(logits.shape) < 1 / (1 + np.exp(-logits / true))
-    accepted = np.cumprod(each, axis=1).astype(bool)
-    assert fit_temperatures(logits, accepted) == pytest.approx(list(true), rel=0.12)

@@ -9,9 +9,6 @@ from specwire.errors import InvalidArgumentError
 
 _KEY = "confidence_calibration"
 _TINY = 1e-7
-_GRID = np.geomspace(0.2, 5.0, 129)
-"""Temperatures that are tried: a ratio of 1.025 from one to the next."""
-_NUM_BINS = 10
 
 
 class LogisticCalibration:
@@ -52,35 +49,6 @@ def read_calibration(config: HeadConfig) -> LogisticCalibration | None:
             f'{config.name}: {_KEY} is {raw!r}, but must be {{"input": "log_odds", "weights_by_position": [[weight, bias], ...]}}; remove it'
         )
     return LogisticCalibration([(float(weight), float(bias)) for weight, bias in rows])
-
-
-def fit_temperatures(logits: np.ndarray, accepted: np.ndarray) -> list[float]:
-    """Sequential temperature scaling (DSpark, https://arxiv.org/abs/2607.05147): for each position, from the first on, the temperature with
-    which the product of the confidences so far is the best calibrated.
-
-    Args:
-        logits: [N, K] of a confidence head, for N drafts of K tokens.
-        accepted: [N, K] bool, whether the draft's first i + 1 tokens were all accepted.
-
-    Returns:
-        K temperatures, what `confidence_temperatures` in config.json holds.
-    """
-    assert logits.shape == accepted.shape, f"{logits.shape} logits for {accepted.shape} outcomes"
-    temperatures: list[float] = []
-    survival = np.ones(len(logits))
-    for position in range(logits.shape[1]):
-        tried = survival * _sigmoid(logits[:, position] / _GRID[:, None])  # [grid, N]
-        outcome = accepted[:, position].astype(np.float64)
-        best = int(np.argmin([_calibration_error(predicted, outcome) for predicted in tried]))
-        temperatures.append(float(_GRID[best]))
-        survival = tried[best]
-    return temperatures
-
-
-def _calibration_error(predicted: np.ndarray, outcome: np.ndarray) -> float:
-    """Mean of |predicted - observed| over ten bins of equal width, weighted by what is in them."""
-    bins = np.minimum((predicted * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
-    return float(np.abs(np.bincount(bins, predicted - outcome, _NUM_BINS)).sum() / len(predicted))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
