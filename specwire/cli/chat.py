@@ -1,6 +1,9 @@
 """`specwire chat`: a conversation with a running coordinator."""
 
+import contextlib
+import signal
 import sys
+from collections.abc import Callable, Iterator
 
 import typer
 
@@ -12,6 +15,36 @@ from specwire.sampling_params import SamplingParams
 _HELP = "/reset forgets the conversation, /quit ends it; Ctrl-C ends an answer, Ctrl-D the program"
 
 
+class Interrupts:
+    """Ctrl-C where it means something. Elsewhere, such as right behind another one, it is ignored: it ends what runs, but never the program."""
+
+    def __init__(self) -> None:
+        self._is_allowed = False
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Nothing but `allowed` is interrupted meanwhile. In the main thread."""
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """The first Ctrl-C raises KeyboardInterrupt."""
+        self._is_allowed = True
+        try:
+            yield
+        finally:
+            self._is_allowed = False
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self._is_allowed:
+            self._is_allowed = False
+            raise KeyboardInterrupt
+
+
 class Conversation:
     """The messages so far, the system message included.
 
@@ -19,8 +52,9 @@ class Conversation:
         system: the system message; empty = none.
     """
 
-    def __init__(self, client: Client, params: SamplingParams, system: str = "") -> None:
+    def __init__(self, client: Client, params: SamplingParams, system: str = "", interrupts: Interrupts | None = None) -> None:
         self._client = client
+        self._interrupts = interrupts or Interrupts()
         self._params = params
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._first)
@@ -38,7 +72,7 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": question}]
         answer = ""
         try:
-            with self._client.chat_stream(asked, self._params) as stream:
+            with self._interrupts.allowed(), self._client.chat_stream(asked, self._params) as stream:
                 for event in stream:
                     answer += event.text
                     typer.echo(event.text, nl=False)
@@ -57,13 +91,21 @@ def run_chat(client: Client, params: SamplingParams, system: str) -> bool:
     """
     with hint_at_up():
         client.get_tokenizer()
-    conversation, all_answered = Conversation(client, params, system), True
-    is_terminal = sys.stdin is not None and sys.stdin.isatty()
-    if is_terminal:
-        typer.echo(_HELP, err=True)
+    interrupts = Interrupts()
+    conversation = Conversation(client, params, system, interrupts)
+    if sys.stdin is None or not sys.stdin.isatty():
+        return _answer_all(conversation, _read_line)
+    typer.echo(_HELP, err=True)
+    with interrupts.handled():
+        return _answer_all(conversation, lambda: _ask_user(interrupts))
+
+
+def _answer_all(conversation: Conversation, ask: Callable[[], str | None]) -> bool:
+    """Until there is no further question."""
+    all_answered = True
     while True:
         try:
-            question = _ask_user() if is_terminal else _read_line()
+            question = ask()
             if question is None or question == "/quit":
                 return all_answered
             if question == "/reset":
@@ -77,13 +119,14 @@ def run_chat(client: Client, params: SamplingParams, system: str) -> bool:
             typer.echo(f"specwire: {error}", err=True)
 
 
-def _ask_user() -> str | None:
+def _ask_user(interrupts: Interrupts) -> str | None:
     """A line that is typed; None at its end by Ctrl-D. Ctrl-C begins another one."""
     import readline  # noqa: F401 - gives `input` a line to edit, and those before it
 
     while True:
         try:
-            return input("> ").strip()
+            with interrupts.allowed():
+                return input("> ").strip()
         except KeyboardInterrupt:
             typer.echo(err=True)
         except EOFError:

@@ -17,7 +17,7 @@ from specwire.client.prompts import BatchItem, Chat, Prompt
 from specwire.client.results import GenerationResult, StreamEvent
 from specwire.config import DEFAULT_ADDRESS
 from specwire.errors import FailedPreconditionError, UnavailableError
-from specwire.messages import CoordinatorStatus
+from specwire.messages import CanaryAction, CoordinatorStatus, VariantStatus
 from specwire.sampling_params import SamplingParams
 from specwire.tls import TlsOptions
 
@@ -52,7 +52,9 @@ class Client:
         )
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="specwire-client", daemon=True)
+        # In place of is_alive(): if Ctrl-C comes while that looks, Python 3.11 takes the thread for ended from then on.
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=_run, args=(self._loop, self._has_ended), name="specwire-client", daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _shut_down, self._client, self._loop, self._thread, self._pid)
 
@@ -62,16 +64,30 @@ class Client:
         return self._client.num_retries
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        variant: str = "",
+        **sampling: Any,
     ) -> GenerationResult:
         """Generates and returns everything at the end; arguments and errors as in AsyncClient.generate."""
-        return self._call(self._client.generate(prompt, params, timeout=timeout, request_id=request_id, **sampling))
+        return self._call(self._client.generate(prompt, params, timeout=timeout, request_id=request_id, variant=variant, **sampling))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        variant: str = "",
+        **sampling: Any,
     ) -> "TokenStream":
         """Generates and returns an iterator over what comes; arguments and errors as in AsyncClient.generate."""
-        return TokenStream(self, self._client.stream(prompt, params, timeout=timeout, request_id=request_id, **sampling))
+        return TokenStream(self, self._client.stream(prompt, params, timeout=timeout, request_id=request_id, variant=variant, **sampling))
 
     def chat(
         self,
@@ -133,6 +149,10 @@ class Client:
         """What the coordinator, its verifiers and its drafters do now; errors as in AsyncClient.get_status."""
         return self._call(self._client.get_status(timeout))
 
+    def set_canary(self, action: CanaryAction, *, share: float = 0.0, config: str = "", timeout: float = 10.0) -> tuple[VariantStatus, ...]:
+        """Starts, changes or ends the coordinator's canary; arguments and errors as in AsyncClient.set_canary."""
+        return self._call(self._client.set_canary(action, share=share, config=config, timeout=timeout))
+
     def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
         self._call(self._client.wait_ready(timeout))
@@ -168,7 +188,7 @@ class Client:
             raise forked_error("the client")
         if threading.current_thread() is self._thread:
             raise FailedPreconditionError("the client was called by a finalizer on its own thread, which would wait for itself; use another client")
-        if not self._finalizer.alive or not self._thread.is_alive():
+        if not self._finalizer.alive or self._has_ended.is_set():
             raise FailedPreconditionError("the client is closed; make a new one")
 
 
@@ -228,6 +248,13 @@ async def _next(source: _Source[Item]) -> Item | None:
         return await source.__anext__()
     except StopAsyncIteration:
         return None
+
+
+def _run(loop: asyncio.AbstractEventLoop, has_ended: threading.Event) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        has_ended.set()
 
 
 def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:

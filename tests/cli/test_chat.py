@@ -1,5 +1,6 @@
 """`specwire chat`: turns with history, commands, and Ctrl-C that ends the answer alone."""
 
+import contextlib
 import os
 import pty
 import select
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from coordinator.sink import Sink
 from specwire.cli import app
+from specwire.cli.chat import Interrupts
 from specwire.errors import InvalidArgumentError
 from specwire.messages import GenerateRequest
 from tests.cli.conftest import Coordinator
@@ -120,6 +122,16 @@ class Terminal:
                 self.screen += os.read(self._own, 1 << 16).decode("utf-8", "replace")
         return self.screen.index(text, since) + len(text)
 
+    def end(self) -> int:
+        """Sends Ctrl-D until the program has ended: one that comes before the read behind a prompt is lost."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                self.type("\x04")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(0.5)
+        raise AssertionError(f"it goes on after {self.screen[-1000:]!r}")
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -140,8 +152,20 @@ def test_ctrl_c_ends_the_answer_and_ctrl_d_the_program(coordinator: Coordinator)
         coordinator.wait_for_ends(1)
         assert coordinator.engine.requests[0].is_cancelled
         seen = terminal.interrupt_until("> ", seen)  # while nothing runs: another prompt
-        terminal.type("\x04")
-        assert terminal.process.wait(TIMEOUT_S) == 0
+        assert terminal.end() == 0
         assert "Traceback" not in terminal.screen
     finally:
         terminal.close()
+
+
+def test_ctrl_c_means_something_once_and_only_where_it_is_allowed() -> None:
+    interrupts, before = Interrupts(), signal.getsignal(signal.SIGINT)
+    with interrupts.handled():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.allowed():
+            pass
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
