@@ -1,5 +1,6 @@
 """`specwire sweep`."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,6 +57,8 @@ def sweep(
         "load_format": load_format, "skip_tokenizer": skip_tokenizer or None, "dtype": dtype, "device": device, "num_threads": num_threads,
         "kv_cache_memory": kv_cache_memory,
     }  # fmt: skip
+    # Services start while gRPC is in use: it would tell of each that it does nothing about the fork.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     with exit_on_error(2):
         from specwire.bench.serve_options import ServeOptions
         from specwire.bench.sweep.command import read_lines, run_sweep
