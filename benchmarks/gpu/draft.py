@@ -2,7 +2,7 @@
 
 Plain decoding, fixed K and a batch-size schedule, which is chosen from the cost tables that both services measured at their start, take turns at the
 same verifier, behind the same prompts. Tokens a second = sequences x steps / (time of all tokens - time of 1 token), the slowest sequence included;
-the best of the repeats.
+the best of the repeats. `alone` times the draft model without services.
 """
 
 import contextlib
@@ -12,9 +12,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvloop
 
 from benchmarks.gpu import peer
+from benchmarks.gpu.draft_alone import measure_alone
 from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, TINY, TINY_DRAFT, save_shape
 from benchmarks.gpu.load import random_prompts, run_batch
 from benchmarks.gpu.schedule import Schedule, choose_schedule, predicted_ms
@@ -25,14 +27,16 @@ from specwire import rpc
 from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"fixed": 120, "schedule": 40}
-"""The first one also pays for the start and for plain decoding: 120 s each alone."""
+SLICES = {"alone": 40, "fixed": 120, "schedule": 40}
+"""Of the last two, the first one also pays for the start and for plain decoding: 120 s each alone."""
 AIMS = {"fixed": {1: 420, 8: 2800, 32: 8800, 128: 14000, 256: 16000}, "schedule": {32: 9000, 128: 16500}}
 """Tokens a second."""
 MIN_X_PLAIN = 0.98
 """Of the schedule, at every number of sequences."""
 _DRAFT_KV_BYTES = 8 << 30
 _TINY_KV_BYTES = 16 << 20
+_PREFILL_CHUNK = 1024
+"""At most: the drafter takes smaller ones if replies would have to wait too long for the end of one."""
 
 
 async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *, is_tiny: bool) -> None:
@@ -51,16 +55,20 @@ async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *
         verifier = verifier_config(folder, save_shape(target, folder / "target"), sizes, device, speculative)
         verifier = replace(verifier, enable_prefix_caching=True, num_kv_blocks=2 * verifier.num_kv_blocks)
         prompts = random_prompts(target.vocab_size, sizes.max_num_seqs, sizes.num_prompt_tokens)
-        drafter = replace(drafter_config(folder, sizes, device, speculative), kv_cache_memory=_TINY_KV_BYTES if is_tiny else _DRAFT_KV_BYTES)
+        drafter = replace(
+            drafter_config(folder, sizes, device, speculative),
+            kv_cache_memory=_TINY_KV_BYTES if is_tiny else _DRAFT_KV_BYTES,
+            prefill_chunk=min(_PREFILL_CHUNK, sizes.max_num_batched_tokens),
+        )
         async with serve_peers(folder, sizes, target.vocab_size, verifier, drafter) as peers:
-            cost = await read_cost(peers)
+            cost, draft_costs = await read_cost(peers), await read_draft_costs(peers)
             schedules: dict[str, Schedule] = {"plain": ((1, sizes.max_num_seqs, 0),), "fixed": ((1, sizes.max_num_seqs, sizes.num_draft_tokens),)}
             if "schedule" in names:
                 schedules["schedule"] = choose_schedule(cost, _rates(sizes), sizes.max_num_seqs, _context(sizes))
             with contextlib.ExitStack() as files:
                 parts = {name: files.enter_context(slices.open(name)) for name in names}
                 for name, part in parts.items():
-                    part.note(schedule=schedules[name])
+                    part.note(schedule=schedules[name], draft_costs=draft_costs)
                 for count in sizes.concurrency:
                     await compare(parts, peers, speculative, schedules, cost, prompts[:count], min_draft_wait_ms=10_000.0 if is_tiny else 5.0)
 
@@ -140,6 +148,16 @@ async def read_cost(peers: Peers) -> StepCost:
     return cost
 
 
+async def read_draft_costs(peers: Peers) -> dict[str, dict[int, float]]:
+    """The drafter's table: milliseconds by sequences and K. Prices beyond what was measured are a guess."""
+    async with rpc.open_channel(peers.address("drafter", UNIX)) as drafter:
+        description = await rpc.describe_drafter(drafter)
+    table: dict[str, dict[int, float]] = {}
+    for k, num_sequences, ms in description.draft_cost:
+        table.setdefault(f"{num_sequences} sequences", {})[k] = ms
+    return table
+
+
 def _context(sizes: Sizes) -> int:
     """Tokens of a sequence half-way."""
     return sizes.num_prompt_tokens + sizes.num_steps // 2
@@ -155,8 +173,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__ or "", SLICES)
     add_sizes(parser)
     slices, options = Slices.parse("draft", parser, arguments)
-    if names := slices.pending():
-        uvloop.run(measure(slices, names, chosen_sizes(options), options.device, is_tiny=options.tiny))
+    names, sizes = slices.pending(), chosen_sizes(options)
+    if "alone" in names:
+        names.remove("alone")
+        with slices.open("alone") as part:
+            for row in measure_alone(TINY_DRAFT if options.tiny else LLAMA_1B, sizes, options.device):
+                part.add(row)
+        if options.device != "cpu":
+            torch.cuda.empty_cache()  # the services need it
+    if names:
+        uvloop.run(measure(slices, names, sizes, options.device, is_tiny=options.tiny))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,13 @@ def test_services(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_draft(tmp_path: Path) -> None:
-    draft.main([*TINY, "--out", str(tmp_path), "--only", "fixed", "--concurrency", "2"])
-    [row] = results(tmp_path, "draft-fixed")["rows"]
+    draft.main([*TINY, "--out", str(tmp_path), "--only", "alone", "fixed", "--concurrency", "2"])
+    [row] = results(tmp_path, "draft-alone")["rows"]
+    assert 0 < row["launch_ms"] <= row["call_ms"]
+    assert row["first_ms"] < row["call_ms"]
+    found = results(tmp_path, "draft-fixed")
+    assert set(found["draft_costs"]) == {"1 sequences", "2 sequences"}
+    [row] = found["rows"]
     assert row["k"] == 5
     assert 1 < row["acceptance_length"] <= 6
     assert row["plain"]["acceptance_length"] == 1
