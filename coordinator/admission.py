@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
-from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError, UnsupportedError
+from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError
 from specwire.messages import GenerateRequest, ServiceDescription
 from specwire.policy.capacity import EngineDescription
 from specwire.speculative_config import check_rates
@@ -20,6 +20,7 @@ from .room import find_preemptible, has_room
 from .sequence import Request, Sequence
 from .spans import open_spans
 from .telemetry import Telemetry
+from .variants import Variants, check_variant
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -49,6 +50,7 @@ class Admission:
     Attributes:
         parked: sequences that neither wait nor run until their clients have read.
         calibration: what lanes know of drafters' scores; None without adaptive verification.
+        variants: configurations of speculation that requests run with.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Admission:
         self.lane_changed = lane_changed
         self.description: EngineDescription | None = None
         self.calibration: Calibration | None = None
+        self.variants = Variants(config.speculative_config, config.schedule_hysteresis_steps)
         self.lanes: list[Lane] = []
         self.counters = Counters()
         self.log = DegradedLog(logger)
@@ -233,8 +236,7 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
     sampling.check_samplable(engine.vocab_size, engine.verifier.eos_token_ids)
     if sampling.stop and not has_tokenizer:
         raise FailedPreconditionError("stop strings need a tokenizer, but the verifier serves none; use stop_token_ids")
-    if request.variant:
-        raise UnsupportedError(f"variant {request.variant!r} is not served; only the base model is: leave variant empty")
+    check_variant(request.variant)
     if request.synthetic_acceptance_rates:
         if engine.verifier.rejection_sample_method != "synthetic":
             raise FailedPreconditionError(

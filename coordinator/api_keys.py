@@ -133,6 +133,12 @@ class KeyRing:
             raise UnauthenticatedError(f"the API key {found.name!r} has expired; ask for a new one (`specwire keys new`)")
         return found
 
+    def check_operator(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Raise UnauthenticatedError unless a call's key may change what the coordinator does for all."""
+        key = self.find(self.authenticate(metadata))
+        if not key.may_operate:
+            raise UnauthenticatedError(f"the API key {key.name!r} may send requests only; use one whose entry has may_operate: true")
+
     def usage(self, name: str) -> Usage:
         """Of the keys of this name."""
         return self._usage.setdefault(name, Usage())

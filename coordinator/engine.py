@@ -1,6 +1,7 @@
 """The coordinator without its server: admits requests, keeps lanes and drafters connected, and says whether it can serve."""
 
 import asyncio
+import dataclasses
 import logging
 import random
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
-from specwire.messages import FinishReason, GenerateRequest, ServiceDescription, TokenizerSpec
+from specwire.messages import CanaryAction, FinishReason, GenerateRequest, ServiceDescription, TokenizerSpec, VariantStatus
 from specwire.policy.calibration import CalibrationStatistics
 from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.effective import EffectiveSetting, effective_speculation
@@ -32,6 +33,7 @@ from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
 from .sink import Sink
 from .stop import StopRules
+from .variants import Variants, set_canary
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +204,10 @@ class Engine:
         noise_key = random.getrandbits(64) if sampling.seed is None else sampling.seed
         is_synthetic = engine.verifier.rejection_sample_method == "synthetic"
         ended = self._request_ended if on_end is None else partial(self._request_ended, on_end=on_end)
-        request = Request(message, sink, self._num_arrivals, noise_key, ended, is_synthetic=is_synthetic)
+        variant = self._admission.variants.pick(message.variant)
+        if message.variant:
+            message = dataclasses.replace(message, variant="")  # to its peers all are alike
+        request = Request(message, sink, self._num_arrivals, noise_key, ended, is_synthetic=is_synthetic, variant=variant)
         for choice in range(sampling.n):
             rules = StopRules(sampling, engine.verifier.eos_token_ids, len(message.prompt_token_ids), engine.max_model_len, self._tokenizer)
             request.sequences.append(Sequence(request, choice, rules, max_len, engine.num_speculative_tokens))
@@ -215,6 +220,19 @@ class Engine:
         for lane in self.lanes:
             lane.wake()
         return RequestHandle(lambda: self._cancel(request))
+
+    @property
+    def variants(self) -> Variants:
+        """The canary, if one runs."""
+        return self._admission.variants
+
+    def set_canary(self, action: CanaryAction, share: float, config: str) -> tuple[VariantStatus, ...]:
+        """Starts, changes or ends the canary; see coordinator.variants.set_canary."""
+        answer = set_canary(self._admission, action, share, config)
+        assert self.description is not None, "a canary is only of an engine that is described"
+        in_effect = dataclasses.replace(self._config, speculative_config=self.variants.speculative)
+        self.speculation = tuple(effective_speculation(in_effect, self.description))
+        return answer
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the books of queue, lanes and drafters disagree."""
@@ -234,6 +252,8 @@ class Engine:
             self._tokenizer = await asyncio.to_thread(Tokenizer, await answer_in_time(peer.get_tokenizer(), "GetTokenizer"))
 
     def _adopt(self, engine: EngineDescription) -> None:
+        if self._config.canary_config:
+            self.variants.start(self._config.canary_share, self._config.canary_config, engine)
         self._admission.description = engine
         logger.info(
             "serving %s: at most %d tokens a sequence, %d sequences and %d tokens a round, K by batch size %s",

@@ -11,6 +11,7 @@ from .counters import Counters
 from .drafters import Drafter
 from .engine import Engine
 from .exposition_adaptive import ADAPTIVE_METRICS, collect_adaptive
+from .exposition_variants import VARIANT_METRICS, collect_variants
 from .link import DraftLink
 from .metrics import STREAM_KINDS, DrafterMetrics, LaneMetrics, Metrics, StepParts
 
@@ -113,7 +114,7 @@ METRICS: tuple[Metric, ...] = (
     FALLBACKS, DRAFTS, DRAFT_TOKENS, VERIFIED_TOKENS, ACCEPTED_TOKENS, VERIFIED_AT, ACCEPTED_AT, TIMEOUTS, REQUESTS, REFUSED, FAILED, SEQUENCES,
     GENERATED, CACHED, STREAMS_OPENED, KEY_REFUSALS, FAILED_RELOADS, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, PARKED, RUNNING,
     KV_BLOCKS, KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K,
-    PREDICTED, MEASURED, DRAFT_REPLY, HOP, *ADAPTIVE_METRICS,
+    PREDICTED, MEASURED, DRAFT_REPLY, HOP, *ADAPTIVE_METRICS, *VARIANT_METRICS,
 )  # fmt: skip
 
 
@@ -125,6 +126,7 @@ def collect(engine: Engine) -> Iterator[Sample]:
     yield from _lanes(engine, metrics)
     yield from _drafters(engine, metrics)
     yield from collect_adaptive(engine)
+    yield from collect_variants(engine)
 
 
 def known_drafters(engine: Engine) -> dict[Drafter, list[DraftLink]]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .admission import Admission
     from .plan import Plan
     from .telemetry import Telemetry
+    from .variants import Variant
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Lane:
         preempted_round: rounds before this one were sent before the last preemption took effect.
         pins: its sequences that look for a drafter.
         policy: of adaptive verification; None without it.
+        canary: the canary that runs, and its schedule here.
         leaving: sequences that go to another lane between two steps.
         free, epochs: unused slots, and the last epoch of every slot.
     """
@@ -77,6 +79,7 @@ class Lane:
         self.closes: list[SlotRef] = []
         self.max_num_batched_tokens = 0
         self.schedule = SteadySchedule(())
+        self.canary: tuple[Variant, SteadySchedule] | None = None
         self.policy: LanePolicy | None = None
         self.num_speculative_tokens = self.vocab_size = 0
         self.block_size = 1
@@ -226,7 +229,7 @@ class Lane:
         engine = self.admission.description
         assert engine is not None, "an accepted verifier gives the engine its description"
         self.max_num_batched_tokens = engine.max_num_batched_tokens
-        self.schedule = SteadySchedule(engine.schedule, self.admission.config.schedule_hysteresis_steps)
+        self.admission.variants.equip(self, engine.schedule)
         self.num_speculative_tokens, self.vocab_size = engine.num_speculative_tokens, engine.vocab_size
         self.block_size = description.block_size or 1
         self.num_blocks, self.verify_cost = description.num_blocks, description.verify_cost

@@ -176,6 +176,8 @@ class Metrics:
 
     def sequence_ended(self, sequence: "Sequence", reason: str) -> None:
         self.sequences_by_reason[reason] += 1
+        if (variant := sequence.request.variant) is not None:
+            variant.ended(sequence, reason)
         self.generated_tokens.observe(sequence.num_generated_tokens)
         self.num_cached_tokens += max(0, sequence.num_cached_tokens)
 

@@ -79,7 +79,10 @@ def make_plan(lane: "Lane") -> Plan | None:
     is_decoding, is_halving = num_decoding > 0, 0 < lane.half_batches_from <= num_decoding
     if is_halving:
         num_rows = min(num_rows, half_of(num_decoding))
-    k = lane.schedule.choose(max(1, num_decoding if is_halving else len(decodes)), lane.next_round)
+    batch_size = max(1, num_decoding if is_halving else len(decodes))
+    k = base_k = lane.schedule.choose(batch_size, lane.next_round)
+    canary_k = 0 if lane.canary is None else lane.canary[1].choose(batch_size, lane.next_round)
+    k = max(k, canary_k)
     if decodes:
         reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
         k = max(0, min(k, (num_batched_tokens - reserve) // num_rows - 1))
@@ -88,6 +91,9 @@ def make_plan(lane: "Lane") -> Plan | None:
         choice = lane.policy.choose(lane, decodes, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding), k)
         k = k if choice is None else choice.request.num_drafts
     num_drafts = _num_drafts(lane, decodes, k, choice)
+    if lane.canary is not None:
+        canary, ceilings = lane.canary[0], (base_k, canary_k)
+        num_drafts = [min(number, ceilings[row.request.variant is canary]) for row, number in zip(decodes, num_drafts, strict=True)]
     is_drafting = any(num_drafts)
     if is_halving and is_drafting:
         decodes, num_drafts = take_half(decodes, num_drafts, num_rows)

@@ -15,22 +15,33 @@ if TYPE_CHECKING:
     from .draft_slot import DraftSlot
     from .slots import Slot
     from .trace_records import RequestTrace, SequenceTrace
+    from .variants import Variant
 
 UNLIMITED = 1 << 30
 
 
 class Request:
-    """One admitted request: what its choices share. trace: None unless it is traced."""
+    """One admitted request: what its choices share. trace: None unless it is traced. variant: while a canary runs."""
 
     __slots__ = (
-        "arrival", "arrived_ns", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink", "trace"
+        "arrival", "arrived_ns", "deadline", "is_synthetic", "message", "noise_key", "num_unfinished", "on_end", "sequences", "sink", "trace",
+        "variant",
     )  # fmt: skip
 
     def __init__(
-        self, message: GenerateRequest, sink: Sink, arrival: int, noise_key: int, on_end: "Callable[[Request], None]", *, is_synthetic: bool
+        self,
+        message: GenerateRequest,
+        sink: Sink,
+        arrival: int,
+        noise_key: int,
+        on_end: "Callable[[Request], None]",
+        *,
+        is_synthetic: bool,
+        variant: "Variant | None" = None,
     ) -> None:
         self.message = message
         self.is_synthetic = is_synthetic
+        self.variant = variant
         self.deadline: TimerHandle | None = None
         self.trace: RequestTrace | None = None
         self.sink = sink

@@ -16,7 +16,7 @@ from specwire.tls import server_tls
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
-from specwire.wire.status import pack_status
+from specwire.wire.status import pack_canary_answer, pack_status, unpack_canary
 
 from .api_keys import KeyRing, Tenant
 from .engine import Engine
@@ -117,6 +117,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.GetStatusResponse:
         self._admit(context)
         return pack_status(describe_status(self._engine))
+
+    async def SetCanary(self, request: pb.SetCanaryRequest, context: grpc.aio.ServicerContext) -> pb.SetCanaryResponse:
+        if self._keys is not None:
+            self._keys.check_operator(context.invocation_metadata() or ())
+        return pack_canary_answer(self._engine.set_canary(*unpack_canary(request)))
 
     def drain(self) -> None:
         """Sessions take no further requests and end with the last one they have."""

@@ -70,6 +70,7 @@ def describe_status(engine: "Engine") -> CoordinatorStatus:
             )
             for kind in engine.calibration_statistics
         ),
+        variants=engine.variants.status(),
     )
 
 

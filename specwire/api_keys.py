@@ -36,6 +36,7 @@ class ApiKey:
             nothing more is taken until that is made up for.
         min_priority: lowest number (the most important) that its requests may have as their priority; None = any.
         expires: from then on the key is refused; None = never.
+        may_operate: the key may also change what the coordinator does for all, such as start and end a canary.
 
     Raises:
         InvalidArgumentError: naming the field and its value.
@@ -49,6 +50,7 @@ class ApiKey:
     tokens_per_minute: int = 0
     min_priority: int | None = None
     expires: datetime.datetime | None = None
+    may_operate: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w.@-]{1,64}", self.name):
@@ -63,6 +65,8 @@ class ApiKey:
         priority = self.min_priority
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
             raise InvalidArgumentError(f"min_priority is {priority!r}, but must be a whole number from {-(2**31)} to {2**31 - 1}, or left out")
+        if not isinstance(self.may_operate, bool):
+            raise InvalidArgumentError(f"may_operate is {self.may_operate!r}, but must be true or false")
         if self.expires is not None and self.expires.tzinfo is None:
             raise InvalidArgumentError(f"expires is {self.expires.isoformat()}, which has no time zone; write it with one, such as Z")
 
@@ -187,6 +191,8 @@ def _to_object(entry: ApiKey) -> dict[str, Any]:
     values |= {name: getattr(entry, name) for name in _LIMITS if getattr(entry, name)}
     if entry.min_priority is not None:
         values["min_priority"] = entry.min_priority
+    if entry.may_operate:
+        values["may_operate"] = True
     return values if entry.expires is None else values | {"expires": entry.expires.isoformat()}
 
 

@@ -116,7 +116,11 @@ class DrafterConfig:
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
-    prefill_chunk: int = option(256, "most prompt tokens the draft model computes between two rounds", low=1)
+    prefill_chunk: int = option(
+        256,
+        "most prompt tokens the draft model computes between two rounds; fewer if rounds would wait for their end too long, as measured at the start",
+        low=1,
+    )
     profile_context_len: int = option(8192, "tokens of context behind which costs are measured at the start, as far as they fit", low=1)
     use_cuda_graphs: bool = option(True, "on CUDA draft in captured graphs; no = kernel by kernel, to look for faults")
     read_shared_features: bool = option(True, "draft heads: read features in the memory of verifiers of this host and user where these share it")
@@ -174,6 +178,8 @@ class CoordinatorConfig:
     adaptive_probe_share: float = option(
         0.01, "adaptive verification: most of the time that may go into drafts that do not pay, to learn when they do; 0 = none", low=0, high=0.1
     )
+    canary_config: str = option("", "canary from the start on: what is different of the speculative configuration, as JSON; empty = none")
+    canary_share: float = option(0.1, "share of the requests that run with canary_config; 0 = only those that ask for it", low=0, high=1)
     calibration_file: str = option("", "adaptive verification: file in which what was learned of scores outlives a restart; empty = none")
     verifier_timeout_s: float = option(
         60.0,

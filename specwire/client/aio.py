@@ -16,12 +16,12 @@ from specwire.client.connection import Connection, TokenizerCache
 from specwire.client.generation import Deadline, Generation, Retries
 from specwire.client.prompts import BatchItem, Chat, CheckedPrompt, Prompt, check_label, check_prompt, encode_prompt
 from specwire.client.results import GenerationResult
-from specwire.client.rpc import fetch_status
+from specwire.client.rpc import fetch_status, send_canary
 from specwire.client.session import LiveRequest
 from specwire.client.stream import AsyncTokenStream, read_result
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS
 from specwire.errors import DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError, UnsupportedError
-from specwire.messages import CoordinatorStatus, GenerateRequest
+from specwire.messages import CanaryAction, CoordinatorStatus, GenerateRequest, VariantStatus
 from specwire.rpc import wait_serving, watch_serving
 from specwire.sampling_params import SamplingParams
 from specwire.tls import TlsOptions, explain_handshake
@@ -99,7 +99,14 @@ class AsyncClient:
         return self._retries.num_retries
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        variant: str = "",
+        **sampling: Any,
     ) -> GenerationResult:
         """Generates and returns everything at the end; cancelling the task ends the generation.
 
@@ -108,6 +115,7 @@ class AsyncClient:
             params: sampling parameters; the defaults of SamplingParams if left out.
             timeout: seconds for everything, waiting in the coordinator's queue included.
             request_id: a label for logs and traces.
+            variant: base or canary, while a canary runs; empty = by its share.
             **sampling: single sampling parameters by name, over `params`.
 
         Raises:
@@ -118,17 +126,24 @@ class AsyncClient:
             UnsupportedError: the prompt is not token ids, but no tokenizer is served.
             FailedPreconditionError: the client is closed or used elsewhere than it belongs; or there is no chat template for a Chat.
         """
-        return await self._run(prompt, make_params(params, sampling), timeout, request_id, waits_for_room=True)
+        return await self._run(prompt, make_params(params, sampling), timeout, request_id, variant, waits_for_room=True)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, timeout: float | None = None, request_id: str = "", **sampling: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        variant: str = "",
+        **sampling: Any,
     ) -> AsyncTokenStream:
         """Generates and returns an asynchronous iterator over what comes; arguments and errors as in `generate`.
 
         Use it in `async with` where leaving it early must end the generation at once.
         """
         params, prompt, deadline = make_params(params, sampling), check_prompt(prompt), Deadline(timeout)
-        start = functools.partial(self._start, prompt, params, check_label("request_id", request_id), deadline, whole=False)
+        start = functools.partial(self._start, prompt, params, check_label("request_id", request_id), deadline, variant=variant, whole=False)
         return AsyncTokenStream(functools.partial(self._attempt, start, deadline), deadline)
 
     async def chat(
@@ -235,6 +250,20 @@ class AsyncClient:
         except DeadlineExceededError:
             raise DeadlineExceededError(f"the coordinator at {self._address} did not answer within {timeout:g} s; it may hang") from None
 
+    async def set_canary(self, action: CanaryAction, *, share: float = 0.0, config: str = "", timeout: float = 10.0) -> tuple[VariantStatus, ...]:
+        """Starts, changes or ends the coordinator's canary. Returns base and canary as they are then, after its end as they were.
+
+        Args:
+            share: of the requests, 0 to 1; for START and SET_SHARE.
+            config: keys of the speculative configuration, as JSON; for START.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError, FailedPreconditionError: it can't be done; the message says why.
+            UnauthenticatedError: the API key may not.
+        """
+        Deadline(timeout)  # says now what is wrong with it
+        return await send_canary(self._connect().channel, action, share, config, timeout)
+
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
         Deadline(timeout)  # says now what is wrong with it
@@ -286,10 +315,12 @@ class AsyncClient:
         self._connection.home.check()
         return self._connection
 
-    async def _run(self, prompt: Prompt, params: SamplingParams, timeout: float | None, request_id: str, *, waits_for_room: bool) -> GenerationResult:
+    async def _run(
+        self, prompt: Prompt, params: SamplingParams, timeout: float | None, request_id: str, variant: str = "", *, waits_for_room: bool
+    ) -> GenerationResult:
         """Generates everything, again where it failed: nobody has seen any of it. A batch itself waits for room in the coordinator's queue."""
         checked, deadline = check_prompt(prompt), Deadline(timeout)
-        start = functools.partial(self._start, checked, params, check_label("request_id", request_id), deadline, whole=True)
+        start = functools.partial(self._start, checked, params, check_label("request_id", request_id), deadline, variant=variant, whole=True)
 
         async def attempt(connection: Connection) -> GenerationResult:
             return await read_result(await start(connection))
@@ -314,12 +345,18 @@ class AsyncClient:
             self._retries.count()
 
     async def _start(
-        self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, connection: Connection, *, whole: bool
+        self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, connection: Connection, *, variant: str, whole: bool
     ) -> Generation:
         tokenizer = await connection.tokenizer()
         prompt_token_ids = encode_prompt(prompt, tokenizer, self._address)
         request = GenerateRequest(
-            prompt_token_ids, params, request_id, self._tenant_cache_key, timeout_ms=deadline.remaining_ms, traceparent=current_traceparent()
+            prompt_token_ids,
+            params,
+            request_id,
+            self._tenant_cache_key,
+            check_label("variant", variant),
+            timeout_ms=deadline.remaining_ms,
+            traceparent=current_traceparent(),
         )
         live = connection.session.start(request, whole=whole)
         try:

@@ -6,12 +6,12 @@ from typing import Any
 import grpc
 
 from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
-from specwire.messages import CoordinatorStatus, SessionStart, SessionUpdate, TokenizerSpec
+from specwire.messages import CanaryAction, CoordinatorStatus, SessionStart, SessionUpdate, TokenizerSpec, VariantStatus
 from specwire.statuses import NO_SUCH_METHOD, error_from_rpc
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
-from specwire.wire.status import unpack_status
+from specwire.wire.status import pack_canary, unpack_canary_answer, unpack_status
 
 PackedStart = pb.SessionStart
 
@@ -45,6 +45,18 @@ async def fetch_status(channel: grpc.aio.Channel, timeout_s: float) -> Coordinat
             raise UnavailableError("what answers there is no coordinator, or an older one that does not know GetStatus") from None
         raise error_from_rpc(error) from None
     return unpack_status(response)
+
+
+async def send_canary(channel: grpc.aio.Channel, action: CanaryAction, share: float, config: str, timeout_s: float) -> tuple[VariantStatus, ...]:
+    """Changes the canary. Raises the call's error as a SpecwireError, UnavailableError for another service."""
+    request = pack_canary(action, share, config)
+    try:
+        response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).SetCanary(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == NO_SUCH_METHOD:
+            raise UnavailableError("what answers there is no coordinator, or an older one that knows no canary") from None
+        raise error_from_rpc(error) from None
+    return unpack_canary_answer(response)
 
 
 class SessionCall:

@@ -23,6 +23,7 @@ from specwire.tracing import Attributes
 
 Event = dict[str, Any]
 _MAX_ID = 64
+_VARIANT = "x-specwire-variant"
 
 
 class Generations:
@@ -52,6 +53,7 @@ class Generations:
         explain = partial(refusal_of, names=body.names)
         answer_id = _make_id(body, request.headers.get("x-request-id"))
         headers = {"x-request-id": answer_id}
+        variant = request.headers.get(_VARIANT, "")
         with self._spans.follow(request.headers.get("traceparent")) as span, contextlib.ExitStack() as held:
             held.callback(clock.end)
             if span is not None:
@@ -59,8 +61,8 @@ class Generations:
             try:
                 caller = held.enter_context(self._upstream.caller(request.headers.get("authorization")))
                 if not body.stream:
-                    return JSONResponse(await self._lifetime.run(request.receive, _whole(body, caller, answer_id, clock)), headers=headers)
-                first, events = await self._lifetime.run(request.receive, _begin(body, caller, answer_id, clock))
+                    return JSONResponse(await self._lifetime.run(request.receive, _whole(body, caller, answer_id, variant, clock)), headers=headers)
+                first, events = await self._lifetime.run(request.receive, _begin(body, caller, answer_id, variant, clock))
             except SpecwireError as error:
                 raise explain(error) from error
             kept = held.pop_all()
@@ -87,14 +89,16 @@ def _span_end(span: RequestSpan, attributes: Attributes) -> Callable[[object, Ba
     return end
 
 
-async def _whole(body: SamplingFields, caller: Caller, answer_id: str, clock: GenerationClock) -> Event:
-    generation = await plan(body, caller, answer_id)
+async def _whole(body: SamplingFields, caller: Caller, answer_id: str, variant: str, clock: GenerationClock) -> Event:
+    generation = await plan(body, caller, answer_id, variant)
     return await generation.whole(clock)
 
 
-async def _begin(body: SamplingFields, caller: Caller, answer_id: str, clock: GenerationClock) -> tuple[Event, AsyncGenerator[Event, None]]:
+async def _begin(
+    body: SamplingFields, caller: Caller, answer_id: str, variant: str, clock: GenerationClock
+) -> tuple[Event, AsyncGenerator[Event, None]]:
     """The first event of a stream, and the others."""
-    generation = await plan(body, caller, answer_id)
+    generation = await plan(body, caller, answer_id, variant)
     events = generation.stream(clock, includes_usage=body.includes_usage, counts_on=body.counts_on)
     return await anext(events), events
 

@@ -21,6 +21,7 @@ class Generation:
     Args:
         prompts: token ids of each.
         label: of the request, for logs and traces.
+        variant: base or canary; empty = by share.
     """
 
     client: AsyncClient
@@ -29,6 +30,7 @@ class Generation:
     format: Format
     head: AnswerHead
     label: str
+    variant: str = ""
 
     async def whole(self, clock: GenerationClock) -> dict[str, Any]:
         """The answer. An error of one prompt or choice is one of all.
@@ -59,7 +61,10 @@ class Generation:
         Raises:
             SpecwireError: something failed; nothing goes on.
         """
-        streams = [self.client.stream(prompt, self.params, request_id=self._label(position)) for position, prompt in enumerate(self.prompts)]
+        streams = [
+            self.client.stream(prompt, self.params, request_id=self._label(position), variant=self.variant)
+            for position, prompt in enumerate(self.prompts)
+        ]
         usages: list[list[Usage]] = [[] for _ in self.prompts]
         num_generated: dict[int, int] = {}
         more: dict[str, Any] = {"usage": None} if includes_usage else {}
@@ -85,7 +90,7 @@ class Generation:
             yield self.head.answer(self.format.stream_kind, [], usage=usage_of(usages))
 
     async def _one(self, position: int) -> GenerationResult:
-        result = await self.client.generate(self.prompts[position], self.params, request_id=self._label(position))
+        result = await self.client.generate(self.prompts[position], self.params, request_id=self._label(position), variant=self.variant)
         for choice in result.choices:
             _check_end(choice)
         return result

@@ -13,8 +13,11 @@ _MAX_USER = 128
 """Characters of `user` that a label of logs and traces has."""
 
 
-async def plan(body: SamplingFields, caller: Caller, answer_id: str) -> Generation:
+async def plan(body: SamplingFields, caller: Caller, answer_id: str, variant: str) -> Generation:
     """What the request asks for.
+
+    Args:
+        variant: of the coordinator's configuration; empty = by share.
 
     Raises:
         Refusal: something in it is wrong, or not supported.
@@ -36,7 +39,7 @@ async def plan(body: SamplingFields, caller: Caller, answer_id: str) -> Generati
         form = _completion_format(body, given, prompts, tokenizer, texts)
     head = AnswerHead.make(answer_id, caller.names(model)[0] if body.model is None else body.model)
     label = f"{answer_id} {body.user[:_MAX_USER]}" if body.user else answer_id
-    return Generation(caller.client, prompts, params, form, head, label)
+    return Generation(caller.client, prompts, params, form, head, label, variant)
 
 
 def _completion_format(

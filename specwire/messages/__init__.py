@@ -31,11 +31,22 @@ from specwire.messages.generate import (
     StreamDelta,
     Usage,
 )
-from specwire.messages.status import CalibrationStatus, CoordinatorStatus, DrafterStatus, LaneStatus, PolicyStatus, SettingStatus, StepStatus
+from specwire.messages.status import (
+    CalibrationStatus,
+    CanaryAction,
+    CoordinatorStatus,
+    DrafterStatus,
+    LaneStatus,
+    PolicyStatus,
+    SettingStatus,
+    StepStatus,
+    VariantStatus,
+)
 from specwire.messages.verify import TokenLogprobs, VerifyOpen, VerifyResult, VerifyRound, VerifyRow, VerifyRowResult
 
 __all__ = [
     "CalibrationStatus",
+    "CanaryAction",
     "ChoiceDelta",
     "ConditionalOutcome",
     "CoordinatorStatus",
@@ -76,6 +87,7 @@ __all__ = [
     "TokenOrigin",
     "TokenizerSpec",
     "Usage",
+    "VariantStatus",
     "VerifyCost",
     "VerifyOpen",
     "VerifyResult",

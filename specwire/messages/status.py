@@ -1,5 +1,6 @@
 """What a coordinator says of its state: for `specwire status` and whoever watches."""
 
+import enum
 from dataclasses import dataclass, field
 
 from specwire.messages.describe import DraftCost, VerifyCost
@@ -78,6 +79,46 @@ class CalibrationStatus:
     num_observed_by_position: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class VariantStatus:
+    """What the requests of one configuration came to since the canary's start; sequences count when they end.
+
+    Args:
+        share: of the requests that don't ask for a variant.
+        config: what of the speculative configuration a canary may change, as JSON; schedule: K in effect, as JSON ranges.
+        first_token_ms, token_ms: means of its sequences, from arrival to the first token, and between tokens.
+    """
+
+    name: str
+    share: float = 0.0
+    config: str = ""
+    schedule: str = ""
+    num_requests: int = 0
+    num_ended: int = 0
+    num_failed: int = 0
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    first_token_ms: float = 0.0
+    token_ms: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens of a verification that had drafts; 1 without drafts."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+
+class CanaryAction(enum.Enum):
+    """What to do with the canary; values are those of the protocol."""
+
+    START = 1
+    SET_SHARE = 2
+    PROMOTE = 3
+    ROLL_BACK = 4
+
+
 _NO_POLICY = PolicyStatus()
 
 
@@ -136,6 +177,7 @@ class CoordinatorStatus:
         sequences_by_reason: ended sequences: stop, length, cancelled, error.
         fallbacks_by_cause: sequences and steps that went without drafts though K was above 0.
         speculation: its configuration in effect; calibration: of adaptive verification.
+        variants: base and canary while a canary runs.
     """
 
     version: str
@@ -168,3 +210,4 @@ class CoordinatorStatus:
     drafters: tuple[DrafterStatus, ...] = ()
     speculation: tuple[SettingStatus, ...] = ()
     calibration: tuple[CalibrationStatus, ...] = ()
+    variants: tuple[VariantStatus, ...] = ()

@@ -1,14 +1,25 @@
 """A coordinator's status. Fields have the same names on both sides."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specwire.messages import CalibrationStatus, CoordinatorStatus, DrafterStatus, LaneStatus, PolicyStatus, SettingStatus, StepStatus
+from specwire.errors import InvalidArgumentError
+from specwire.messages import (
+    CalibrationStatus,
+    CanaryAction,
+    CoordinatorStatus,
+    DrafterStatus,
+    LaneStatus,
+    PolicyStatus,
+    SettingStatus,
+    StepStatus,
+    VariantStatus,
+)
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.wire.describe import pack_draft_cost, pack_verify_cost, unpack_draft_cost, unpack_verify_cost
 
-_NESTED = ("times", "policy", "lanes", "drafters", "speculation", "calibration", "verify_cost", "draft_cost", "draft_ms_per_kv_token")
+_NESTED = ("times", "policy", "lanes", "drafters", "speculation", "calibration", "variants", "verify_cost", "draft_cost", "draft_ms_per_kv_token")
 _TUPLES = ("clipped", "drafts_per_position", "accepted_per_position")
 _CALIBRATION_TUPLES = ("calibration_error_by_position", "acceptance_by_position", "num_observed_by_position")
 _COUNTS = ("sequences_by_reason", "fallbacks_by_cause")
@@ -31,7 +42,14 @@ def pack_status(status: CoordinatorStatus) -> pb.GetStatusResponse:
     speculation = [pb.SettingStatus(**_plain(setting)) for setting in status.speculation]
     calibration = [pb.CalibrationStatus(**_plain(kind)) for kind in status.calibration]
     return pb.GetStatusResponse(
-        status=pb.CoordinatorStatus(**_plain(status), lanes=lanes, drafters=drafters, speculation=speculation, calibration=calibration)
+        status=pb.CoordinatorStatus(
+            **_plain(status),
+            lanes=lanes,
+            drafters=drafters,
+            speculation=speculation,
+            calibration=calibration,
+            variants=_pack_variants(status.variants),
+        )
     )
 
 
@@ -44,7 +62,36 @@ def unpack_status(response: pb.GetStatusResponse) -> CoordinatorStatus:
         drafters=tuple(map(_unpack_drafter, message.drafters)),
         speculation=tuple(SettingStatus(**_values(SettingStatus, setting, ("reasons",))) for setting in message.speculation),
         calibration=tuple(CalibrationStatus(**_values(CalibrationStatus, kind, _CALIBRATION_TUPLES)) for kind in message.calibration),
+        variants=_unpack_variants(message.variants),
     )
+
+
+def pack_canary(action: CanaryAction, share: float, config: str) -> pb.SetCanaryRequest:
+    return pb.SetCanaryRequest(action=action.value, share=share, config=config)  # type: ignore[arg-type]  # the enum's numbers are its values
+
+
+def unpack_canary(request: pb.SetCanaryRequest) -> tuple[CanaryAction, float, str]:
+    """Action, share and configuration. Raises InvalidArgumentError for an action that is not known."""
+    try:
+        return CanaryAction(request.action), request.share, request.config
+    except ValueError:
+        raise InvalidArgumentError(f"action is {request.action}, but must be one of CanaryAction; update what sends it, or the coordinator") from None
+
+
+def pack_canary_answer(variants: Sequence[VariantStatus]) -> pb.SetCanaryResponse:
+    return pb.SetCanaryResponse(variants=_pack_variants(variants))
+
+
+def unpack_canary_answer(response: pb.SetCanaryResponse) -> tuple[VariantStatus, ...]:
+    return _unpack_variants(response.variants)
+
+
+def _pack_variants(variants: Sequence[VariantStatus]) -> list[pb.VariantStatus]:
+    return [pb.VariantStatus(**_plain(variant)) for variant in variants]
+
+
+def _unpack_variants(variants: Iterable[pb.VariantStatus]) -> tuple[VariantStatus, ...]:
+    return tuple(VariantStatus(**_values(VariantStatus, variant)) for variant in variants)
 
 
 def _unpack_lane(lane: pb.LaneStatus) -> LaneStatus:

@@ -41,6 +41,8 @@ function show(status) {
   showLines(status);
   const lanes = status.lanes.filter((lane) => lane.num_steps > 0);
   find("steps").replaceChildren(...(lanes.length ? lanes.map((lane) => stepParts(lane, lanes.length > 1)) : [empty("no step yet")]));
+  find("canary").hidden = !status.variants.length;
+  find("variants").replaceChildren(...status.variants.map(showVariant));
   find("lanes").replaceChildren(...(status.lanes.length ? status.lanes.map(showLane) : [empty("none is known")]));
   find("drafters").replaceChildren(...(status.drafters.length ? status.drafters.map(showDrafter) : [empty("none: tokens are decoded plainly")]));
 }
@@ -74,6 +76,12 @@ function showLane(lane) {
   const facts = [`${lane.num_running} running`, `${lane.num_steps} steps`, `K ${lane.num_speculative_tokens}`];
   if (lane.num_blocks) facts.push(`${lane.num_free_blocks} of ${lane.num_blocks} KV blocks free`);
   return peer(`lane ${lane.index}, ${lane.address}`, word, kind, [...facts, lane.policy.fallback, lane.reason]);
+}
+
+function showVariant(variant) {
+  const length = variant.num_drafts ? `acceptance length ${showNumber(1 + variant.num_accepted_tokens / variant.num_drafts, 2)}` : "no drafts";
+  const facts = [`K ${variant.schedule}`, `${variant.num_ended} ended`, length, `${showNumber(variant.token_ms, 2)} ms a token`];
+  return peer(variant.name, `${showNumber(100 * variant.share)}%`, "good", facts);
 }
 
 function showDrafter(drafter) {

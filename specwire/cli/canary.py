@@ -1,0 +1,62 @@
+"""`specwire canary`: starts, changes and ends a canary, and shows what it came to."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import typer
+from rich.table import Table
+
+from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.console import make_console
+from specwire.messages import CanaryAction, VariantStatus
+
+_FILE_WIDTH = 140  # columns of the table where there is no terminal
+_SAID = {
+    CanaryAction.START: "The canary runs.",
+    CanaryAction.SET_SHARE: "The canary has its new share.",
+    CanaryAction.PROMOTE: "The canary is promoted until the coordinator's next start; write its configuration into specwire.yaml.",
+    CanaryAction.ROLL_BACK: "The canary is rolled back.",
+}
+
+
+def change_canary(connection: ConnectionOptions, action: CanaryAction, share: float, config: str, *, as_json: bool) -> None:
+    """Does it, and shows what both configurations came to so far. Raises SpecwireError if it can't be done."""
+    with make_client(connection) as client:
+        variants = client.set_canary(action, share=share, config=config)
+    _show(variants, _SAID[action], as_json=as_json)
+
+
+def show_canary(connection: ConnectionOptions, *, as_json: bool) -> None:
+    """What both configurations came to so far. Raises SpecwireError if the coordinator can't be asked."""
+    with make_client(connection) as client:
+        variants = client.get_status().variants
+    _show(variants, "" if variants else "No canary runs.", as_json=as_json)
+
+
+def _show(variants: Sequence[VariantStatus], said: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"variants": [dataclasses.asdict(variant) for variant in variants]}))
+        return
+    if said:
+        typer.echo(said)
+    if variants:
+        make_console(_FILE_WIDTH).print(_table(variants))
+
+
+def _table(variants: Sequence[VariantStatus]) -> Table:
+    table = Table("variant", "share", "K by batch size", "requests", "ended", "failed", "tokens", "acceptance length", "first token", "per token")
+    for variant in variants:
+        table.add_row(
+            variant.name,
+            f"{100 * variant.share:.4g}%",
+            variant.schedule,
+            f"{variant.num_requests}",
+            f"{variant.num_ended}",
+            f"{variant.num_failed}",
+            f"{variant.num_generated_tokens}",
+            f"{variant.acceptance_length:.2f}" if variant.num_drafts else "no drafts",
+            f"{variant.first_token_ms:.1f} ms",
+            f"{variant.token_ms:.2f} ms",
+        )
+    return table
