@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specwire.errors import FailedPreconditionError
 from specwire.train.batches import BatchSource, plan_batches
 from specwire.train.deadline import Deadline, TimeUp
 from specwire.train.heads import Head
@@ -82,6 +83,7 @@ class Trainer:
 
         Raises:
             TimeUp: the deadline came first; the checkpoint is written.
+            FailedPreconditionError: the loss is no number any more; the checkpoint is of before.
         """
         if self._checkpoint.is_file():
             self._load()
@@ -99,6 +101,7 @@ class Trainer:
             self._train_on(next(batches), sums)
             if self._step % _NOTE_EVERY == 0 or self.progress >= 1:
                 values = sums.take()
+                self._check_loss(values["loss"])
                 now = time.monotonic()
                 self._seconds, last_time = self._seconds + now - last_time, now
                 self.curve.append({"step": self._step, "seconds": round(self._seconds, 2), **values})
@@ -110,6 +113,13 @@ class Trainer:
             if self._step % _SAVE_EVERY == 0:
                 self._save()
         self._save()
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise FailedPreconditionError(
+                f"the loss is {loss} by step {self._step}: training has diverged; lower the learning rate from {self._recipe.learning_rate:g}, "
+                "into another --output"
+            )
 
     def _train_on(self, rows: np.ndarray, sums: "_Sums") -> None:
         for group in self._optimizer.param_groups:

@@ -86,6 +86,12 @@ def test_folders_of_other_runs_are_refused(options: TrainOptions) -> None:
         train(replace(options, recipe=small("eagle3", num_steps=1), prompts=others, answers=options.output / "others"), silent)
 
 
+def test_a_training_that_diverges_says_so(options: TrainOptions) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"the loss is (nan|inf) by step 20: .* lower the learning rate from 1e\+30"):
+        train(replace(options, recipe=small("eagle3", num_steps=40, learning_rate=1e30)), silent)
+    assert not (options.output / "head").exists()
+
+
 def test_training_ends_in_time(options: TrainOptions) -> None:
     recipe = small("eagle3", num_steps=1_000_000, train_seconds=0.5)
     train(replace(options, recipe=recipe), silent)
