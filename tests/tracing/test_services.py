@@ -23,9 +23,11 @@ from tests.tracing.collector import Collector, Seen, check_declared, check_tree,
 pytestmark = pytest.mark.usefixtures("patient")
 NUM_REQUESTS = 200
 NUM_TOKENS = 10
-EDGES = {(parent, spec.name) for spec in SPANS for parent in spec.parents} - {("http", "generate"), ("propose", "features")}
-"""Of a stack without the HTTP service (`tests/http`) and without a draft head."""
-ATTRIBUTES = {(spec.name, attribute) for spec in SPANS for attribute in {**spec.attributes, **spec.optional}}
+ABSENT = {"http", "features"}
+"""Of the HTTP service and of draft heads, which have tests of their own."""
+HERE = [spec for spec in SPANS if spec.name not in ABSENT]
+EDGES = {(parent, spec.name) for spec in HERE for parent in spec.parents if parent not in ABSENT}
+ATTRIBUTES = {(spec.name, attribute) for spec in HERE for attribute in {**spec.attributes, **spec.optional}}
 CONTENT = {("generate", "specwire.prompt_token_ids"), ("generate", "specwire.generated_token_ids")}
 """What is there only if somebody asks for it; test_spans.py does."""
 MOVED = {("step", "specwire.discarded")}
