@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "coordinator_id": "blue",
     "enable_prefix_caching": False,
     "adaptive_hysteresis": 0.125,
+    "canary_share": 0.5,
     "adaptive_probe_share": 0.0625,
     "metrics_listen": "127.0.0.1:9100",
     "min_draft_wait_ms": 0.25,

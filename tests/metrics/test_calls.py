@@ -13,12 +13,14 @@ from coordinator import exposition
 from coordinator.counters import Counters
 from coordinator.engine import Readiness
 from coordinator.metrics import Metrics
+from coordinator.variants import Variants
 from specwire.api_keys import hash_key, make_key
 from specwire.client import AsyncClient
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
 from specwire.messages import GenerateRequest
 from specwire.rpc import open_channel
 from specwire.sampling_params import SamplingParams
+from specwire.speculative_config import SpeculativeConfig
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
@@ -107,7 +109,7 @@ def test_what_the_server_counts_is_shown() -> None:
     metrics.watch_peers(connectors)
     engine: Any = SimpleNamespace(
         metrics=metrics, counters=Counters(), description=None, lanes=[], calibration_statistics=(), ready=Readiness(False, ""), num_waiting=0,
-        num_parked=0
+        num_parked=0, variants=Variants(SpeculativeConfig(), 0)
     )  # fmt: skip
     series = make_scraper(exposition.METRICS, lambda: exposition.collect(engine))()
     assert value(series, f"{PREFIX}failed_reloads_total", file="api_keys") == 5
