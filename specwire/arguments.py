@@ -6,7 +6,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from specwire.config import Config, flag_name, format_value
+from specwire.config import Config
+from specwire.config_fields import flag_name, format_value
 from specwire.config_file import find_config_file, read_config_file
 from specwire.config_layers import SPECULATIVE, Layer, Setting, Settings, Source, resolve
 from specwire.errors import SpecwireError

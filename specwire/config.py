@@ -1,12 +1,11 @@
 """Configuration of each service: frozen dataclasses, built once in `main` (specwire.arguments); every field is a flag and a key of the file."""
 
 import dataclasses
-import re
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from specwire.addresses import check_address, check_addresses, is_unicode
-from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.config_fields import check_fields, flag_name, format_value, option
+from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import SpeculativeConfig
 
 Config = TypeVar("Config")
@@ -20,7 +19,6 @@ DEFAULT_FILE = "specwire.yaml"
 FILE_VARIABLE = "SPECWIRE_CONFIG"
 ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 API_KEY_VARIABLE = "SPECWIRE_API_KEY"
-_MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
 MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
@@ -33,27 +31,6 @@ _DEVICES = r"cpu|cuda(:\d+)?"
 MAX_REPLICAS = 64
 """Of verifiers and of drafters that `specwire up` starts."""
 _ENDPOINT = r"|(https?://)?[^\s/]+(:\d+)?/?"
-
-
-def option(
-    default: Any,
-    text: str,
-    low: float | None = None,
-    pattern: str | None = None,
-    high: float = _MAX_NUMBER,
-    lowest_port: int | None = None,
-    instead: str = "",
-) -> Any:
-    """A field that is also a command-line flag: its help text, and what it may be.
-
-    Args:
-        low, high: range of a number.
-        pattern: regular expression that a text must match.
-        lowest_port: makes it an address, or a tuple of addresses, with ports from this one; no address is fine where the default has none.
-        instead: only the default is built, and this is what to do instead of another value.
-    """
-    rules = {"help": text, "low": low, "high": high, "pattern": pattern, "lowest_port": lowest_port, "instead": instead}
-    return dataclasses.field(default=default, metadata=rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +76,7 @@ class VerifierConfig:
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         _check_tls(self)
 
 
@@ -142,7 +119,7 @@ class DrafterConfig:
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         _check_tls(self)
 
 
@@ -207,7 +184,7 @@ class CoordinatorConfig:
     speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         _check_tls(self)
         if self.half_batches_from:
             _check_half_batches(self)
@@ -242,7 +219,7 @@ class HttpConfig:
     trace_sample_ratio: float = option(1.0, "share of the requests that are traced, where their clients do not decide it", low=0, high=1)
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         _check_tls(self)
         check_both("--coordinator-tls-cert", self.coordinator_tls_cert, "--coordinator-tls-key", self.coordinator_tls_key)
         sockets = [address for address in self.listen if address.startswith("unix:")]
@@ -262,7 +239,7 @@ class UpConfig:
     startup_timeout_s: float = option(600.0, "how long each service may take to become healthy", low=0.1)
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +249,7 @@ class ClientConfig:
     address: str = option(DEFAULT_ADDRESS, "the coordinator: host:port or unix:path", lowest_port=1)
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
 
 
 def flags(config: object) -> list[str]:
@@ -284,47 +261,6 @@ def flags(config: object) -> list[str]:
             # One argument, not two: a value that starts with a dash would be taken for a flag.
             arguments.append(f"{flag_name(field.name)}={format_value(value)}")
     return arguments
-
-
-def flag_name(name: str) -> str:
-    """The flag of a field."""
-    return f"--{name.replace('_', '-')}"
-
-
-def format_value(value: object) -> str:
-    """A field's value as its flag takes it."""
-    if isinstance(value, SpeculativeConfig):
-        return value.to_json()
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def check_field(field: "dataclasses.Field[Any]", value: Any, name: str) -> None:
-    """Check a value of the field's type.
-
-    Args:
-        name: what the one who gave it calls it.
-
-    Raises:
-        InvalidArgumentError: it is none that the field may have.
-        UnsupportedError: only the default is built.
-    """
-    rules = field.metadata
-    if rules["instead"] and value != field.default:
-        raise UnsupportedError(f"{name} is {format_value(value)}, but only {format_value(field.default)} is built; {rules['instead']}")
-    # Written so that NaN is refused too.
-    if rules["low"] is not None and not rules["low"] <= value <= rules["high"]:
-        raise InvalidArgumentError(f"{name} is {value}, but must be a number from {rules['low']} to {rules['high']} ({rules['help']})")
-    if isinstance(value, str) and not is_unicode(value):
-        raise InvalidArgumentError(f"{name} is {value!r}, which is no UTF-8; write it in UTF-8")
-    if rules["pattern"] is not None and not re.fullmatch(rules["pattern"], value):
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be: {rules['help']}")
-    if rules["lowest_port"] is not None and (value or field.default):
-        if isinstance(value, str):
-            check_address(name, value, rules["lowest_port"])
-        else:
-            check_addresses(name, value, rules["lowest_port"])
 
 
 def check_both(first: str, first_value: str, second: str, second_value: str) -> None:
@@ -346,8 +282,3 @@ def _check_half_batches(config: CoordinatorConfig) -> None:
         raise InvalidArgumentError(f"{given}, but --max-outstanding-rounds is {config.max_outstanding_rounds}; allow 2, or leave half batches out")
     if config.speculative_config.enable_adaptive_verification:
         raise InvalidArgumentError(f"{given}, but adaptive verification reckons with steps one after the other; leave one of the two out")
-
-
-def _check_fields(config: object) -> None:
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        check_field(field, getattr(config, field.name), flag_name(field.name))

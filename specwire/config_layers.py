@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from specwire.config import Config, check_field, flag_name
+from specwire.config import Config
+from specwire.config_fields import check_field, flag_name
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
 from specwire.speculative_method import MODEL_METHODS

@@ -19,7 +19,8 @@ from specwire.cli.connection import ConnectionOptions, make_client
 from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
 from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
-from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE, format_value
+from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE
+from specwire.config_fields import format_value
 from specwire.config_file import SECTIONS, find_config_file
 from specwire.config_layers import DEFAULT, SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
 from specwire.console import make_console
