@@ -88,10 +88,6 @@ class Load:
         goals = [count + num_tokens for count in self.num_tokens]
         await self._until(lambda: all(count >= goal for count, goal in zip(self.num_tokens, goals, strict=True)), f"{num_tokens} tokens a stream")
 
-    async def tokens_of(self, num_streams: int) -> None:
-        """Returns once so many streams have had a token."""
-        await self._until(lambda: sum(count > 0 for count in self.num_tokens) >= num_streams, f"tokens of {num_streams} streams")
-
     def longest_gap_s(self, from_s: float, to_s: float) -> float:
         """Of the gaps that reach into an interval."""
         return max((end - start for start, end in self.gaps if end > from_s and start < to_s), default=0.0)
