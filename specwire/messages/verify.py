@@ -92,8 +92,12 @@ class VerifyRowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The answer to one VerifyRound; rows in its order. opened_num_cached_tokens: of each of its Opens. token_id_range: the least and the largest token id of all rows, as it was found on the
-    wire, so that nobody need go through the rows for them."""
+    """The answer to one VerifyRound; rows in its order.
+
+    Args:
+        opened_num_cached_tokens: of each of its Opens.
+        token_id_range: the least and the largest token id of all rows, as it was found on the wire, so that nobody need go through the rows for them.
+    """
 
     session: int
     lane: int

@@ -67,7 +67,6 @@ async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
         "spans_total": 0,
         "lost_spans_total": 0,
         "bad_traceparents_total": 0,
-        "unshared_feature_sources_total": 0,
         "ready": 1,
         "streams": 1,
         "open_sequences": 1,

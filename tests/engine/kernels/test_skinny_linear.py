@@ -16,7 +16,9 @@ def random(*shape, seed):
 
 
 @pytest.mark.parametrize("splits", [1, 3, 8])
-@pytest.mark.parametrize(("num_rows", "in_features", "out_features"), [(1, 256, 64), (5, 200, 100), (16, 64, 30), (33, 320, 64), (64, 130, 16), (100, 64, 48)])
+@pytest.mark.parametrize(
+    ("num_rows", "in_features", "out_features"), [(1, 256, 64), (5, 200, 100), (16, 64, 30), (33, 320, 64), (64, 130, 16), (100, 64, 48)]
+)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_equals_the_product(poisoned_memory, early_start, splits, num_rows, in_features, out_features, has_bias):
     x, weight, bias = random(num_rows, in_features, seed=1), random(out_features, in_features, seed=2), random(out_features, seed=3)
