@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.attention_cases import LLAMA_1B, LLAMA_8B, SMOLLM2_135M, Batch, Shape, random_cache
 from benchmarks.gpu.row_sampling import time_rows
+from benchmarks.gpu.sizes import BLOCK_SIZE
 from benchmarks.gpu.slices import Slices, make_parser
 from benchmarks.gpu.timing import copy_bandwidth, graph_us, num_sets, relative_error
 from specwire.engine.kernels import layer_ops, layer_ops_torch
@@ -129,7 +130,7 @@ def time_prefill(bandwidth: float) -> list[dict[str, Any]]:
 def sweep_attention(bandwidth: float) -> list[dict[str, Any]]:
     """Share of the copy bandwidth for each way to cut the work."""
     batches = [
-        (Batch.random(LLAMA_8B, [(query_len, context)] * count, random_cache(LLAMA_8B, count * context)), bound)
+        (Batch.random(LLAMA_8B, [(query_len, context)] * count, random_cache(LLAMA_8B, count * -(-context // BLOCK_SIZE) * BLOCK_SIZE)), bound)
         for count, context, query_len, bound in _SWEEP
     ]
     rows = []

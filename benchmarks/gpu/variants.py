@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import engine_check
-from benchmarks.gpu.engine_models import LLAMA_8B, SMALL, SMOLLM2_135M, TINY
+from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, SMALL, SMOLLM2_135M, TINY
 from benchmarks.gpu.kernel_sweeps import sweep_products
 from benchmarks.gpu.kernel_variants import BASE, CHANGES, options_of
 from benchmarks.gpu.sizes import BLOCK_SIZE, Sizes, add_sizes, chosen_sizes
@@ -40,6 +40,7 @@ from specwire.sampling_params import SamplingParams
 SLICES = {"check": 90, "products": 80, "decode": 100, "smollm": 50}
 AGAIN = "base again"
 _STEPS_PER_RUN = 48
+_PRODUCT_MODELS = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "smollm2-135m": SMOLLM2_135M}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def rows_of(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         return decode(options, LLAMA_8B if name == "decode" else SMOLLM2_135M)
     if options.device == "cpu":
         raise SystemExit(f"{name} times kernels of a GPU; leave it out on a CPU")
-    return sweep_products(LLAMA_8B, options.product_rows, copy_bandwidth())
+    return sweep_products(_PRODUCT_MODELS[options.product_model], options.product_rows, copy_bandwidth())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -165,6 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__ or "", SLICES)
     add_sizes(parser)
     parser.add_argument("--variants", nargs="+", default=[], help="beside base, all if none is named: " + ", ".join(CHANGES))
+    parser.add_argument("--product-model", choices=list(_PRODUCT_MODELS), default="llama-8b", help="whose products are swept")
     parser.add_argument("--product-rows", nargs="+", type=int, default=[8, 32], help="rows of the products that are swept, 2 to 128")
     slices, options = Slices.parse("variants", parser, arguments)
     variants_of(options)  # a mistake in them ends the program here
