@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.report import RESULTS, Bystanders, print_table, write_report
-from specwire.cli.stack import StackOptions, plan_stack, without_drafters
 from specwire.cli.up import free_port
 from specwire.client import AsyncClient
 from specwire.config import CoordinatorConfig, DrafterConfig, UpConfig, VerifierConfig
@@ -31,6 +30,7 @@ from specwire.launch import Supervisor
 from specwire.process import MODEL_ENVIRONMENT
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
+from specwire.stack.plan import StackOptions, plan_stack, without_drafters
 from specwire.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent / "data"

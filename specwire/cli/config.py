@@ -18,7 +18,6 @@ from rich.table import Table
 from specwire.cli.connection import ConnectionOptions, make_client
 from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
-from specwire.cli.stack import Stack, StackOptions, plan_stack, resolve_stack
 from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE
 from specwire.config_fields import format_value
 from specwire.config_file import SECTIONS, find_config_file
@@ -29,6 +28,8 @@ from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.effective import effective_speculation
 from specwire.policy.schedule import describe_gaps
+from specwire.stack.plan import Stack, StackOptions, plan_stack
+from specwire.stack.resolve import resolve_stack
 
 _WIDTH = 140  # columns of tables where there is no terminal
 _FOLDER = "SOCKETS"

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import typer
 
 from specwire.cli.config import describe_capacity
-from specwire.cli.stack import check_model, resolve_drafters, resolve_stack
 from specwire.config_file import SECTIONS, Reading, inspect_config_file
 from specwire.config_layers import SPECULATIVE, ConfigError, Problem, Resolved, resolve
 from specwire.errors import InvalidArgumentError
+from specwire.stack.checks import check_model
+from specwire.stack.resolve import resolve_drafters, resolve_stack
 
 Result = TypeVar("Result")
 

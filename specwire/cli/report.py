@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from specwire.cli.stack import Stack
 from specwire.console import make_table
 from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
+from specwire.stack.plan import Stack
 
 Rows = Sequence[tuple[str, ...]]
 

@@ -9,9 +9,9 @@ import threading
 import weakref
 from pathlib import Path
 
-from specwire.cli.stack import StackOptions, plan_private_stack
 from specwire.errors import FailedPreconditionError, UnavailableError
 from specwire.launch import Supervisor
+from specwire.stack.plan import StackOptions, plan_private_stack
 
 logger = logging.getLogger(__name__)
 

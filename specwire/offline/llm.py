@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from specwire.cli.stack import check_engine
 from specwire.client import Chat, Client, Prompt
 from specwire.errors import SpecwireError, UnavailableError, UnsupportedError
 from specwire.offline.background import BackgroundStack
@@ -17,6 +16,7 @@ from specwire.offline.outputs import RequestOutput, make_output
 from specwire.offline.progress import show_progress
 from specwire.offline.prompts import OfflinePrompt, list_conversations, list_prompts, prompt_text, prompt_token_ids
 from specwire.sampling_params import SamplingParams
+from specwire.stack.checks import check_engine
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from specwire.cli.stack import StackOptions, check_models, resolve_stack
 from specwire.config_file import read_config_file, read_override
 from specwire.config_layers import Layer, Setting, Source
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import read_keys
+from specwire.stack.checks import check_models
+from specwire.stack.plan import StackOptions
+from specwire.stack.resolve import resolve_stack
 
 _MODELS = ("load_format", "skip_tokenizer", "dtype", "weights", "device", "num_threads", "kv_cache_memory")
 """Of verifiers and drafters."""

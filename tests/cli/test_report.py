@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from specwire.cli.report import print_report
-from specwire.cli.stack import StackOptions, plan_stack, resolve_stack
 from specwire.config_file import read_override
 from specwire.messages import ServiceDescription
+from specwire.stack.plan import StackOptions, plan_stack
+from specwire.stack.resolve import resolve_stack
 
 VERIFIER = ServiceDescription(
     "target", "v", 100, max_model_len=2048, max_num_draft_tokens=5, max_num_seqs=16, dtype="bfloat16", device="cpu", block_size=16, num_blocks=128,

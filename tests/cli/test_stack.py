@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from specwire.arguments import parse_flags
-from specwire.cli.stack import StackOptions, plan_stack, resolve_stack
 from specwire.config import CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig
 from specwire.config_file import read_config_file, read_override
 from specwire.config_layers import ConfigError
 from specwire.speculative_config import SpeculativeConfig
+from specwire.stack.plan import StackOptions, plan_stack
+from specwire.stack.resolve import resolve_stack
 
 FOLDER = Path("sockets")
 

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from specwire.bench.sweep.policies import ADAPTIVE, DYNAMIC, NONE, Policy, Schedule, speculation_of
-from specwire.cli.stack import StackOptions, plan_private_stack
 from specwire.client import AsyncClient
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from specwire.launch import ServiceSpec, Supervisor
+from specwire.stack.plan import StackOptions, plan_private_stack
 
 logger = logging.getLogger(__name__)
 

@@ -66,8 +66,9 @@ def sweep(
         from specwire.bench.sweep.stacks import OwnStack, RunningStack, SweptStack
         from specwire.bench.workload import Lengths
         from specwire.cli.sources import flags_source, read_sources
-        from specwire.cli.stack import check_engine, check_models, resolve_stack
         from specwire.errors import InvalidArgumentError
+        from specwire.stack.checks import check_engine, check_models
+        from specwire.stack.resolve import resolve_stack
         from specwire.sampling_params import SamplingParams
 
         load = ServeOptions(

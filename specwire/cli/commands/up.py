@@ -60,8 +60,8 @@ def up(
 ) -> None:
     """Start drafter, verifier and coordinator on this machine and serve until Ctrl-C."""
     from specwire.cli.sources import flags_source, read_sources
-    from specwire.cli.stack import resolve_stack
     from specwire.cli.up import run_up
+    from specwire.stack.resolve import resolve_stack
 
     models: dict[str, Any] = {
         "load_format": load_format,
