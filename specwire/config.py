@@ -73,7 +73,7 @@ class VerifierConfig:
     tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
     trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
     trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
-    speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
+    speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; docs/configuration.md has its keys")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -116,7 +116,7 @@ class DrafterConfig:
     tls_client_auth: bool = option(False, "clients must have a certificate from tls_ca")
     trace_endpoint: str = option("", "OTLP collector (gRPC) for spans: host:port or a URL; empty = OTEL_EXPORTER_OTLP_ENDPOINT", pattern=_ENDPOINT)
     trace_file: str = option("", "file to which spans are appended as OTLP JSON lines; services of a machine may share it")
-    speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
+    speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; docs/configuration.md has its keys")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -181,7 +181,7 @@ class CoordinatorConfig:
     trace_sample_ratio: float = option(1.0, "share of the requests that are traced, where their clients do not decide it", low=0, high=1)
     trace_max_steps: int = option(16, "most step spans of a request: the first ones, then ever fewer", low=0)
     trace_content: bool = option(False, "put token ids of prompt and output into spans")
-    speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; see the README's table")
+    speculative_config: SpeculativeConfig = option(SpeculativeConfig(), "speculation as JSON; docs/configuration.md has its keys")
 
     def __post_init__(self) -> None:
         check_fields(self)

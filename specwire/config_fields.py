@@ -8,7 +8,8 @@ from specwire.addresses import check_address, check_addresses, is_unicode
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig
 
-_MAX_NUMBER = 2**31 - 1  # counts are int32 in messages
+MAX_NUMBER = 2**31 - 1
+"""Counts are int32 in messages."""
 
 
 def option(
@@ -16,7 +17,7 @@ def option(
     text: str,
     low: float | None = None,
     pattern: str | None = None,
-    high: float = _MAX_NUMBER,
+    high: float = MAX_NUMBER,
     lowest_port: int | None = None,
     instead: str = "",
 ) -> Any:

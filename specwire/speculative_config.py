@@ -29,29 +29,29 @@ class SpeculativeConfig:
     """The speculative configuration that all services share.
 
     Args:
-        method: ngram (prompt lookup), suffix (the same, also in past outputs, by frequency), draft_model, or a head over the target's hidden
-            states (eagle, eagle3, mtp, dflash, dspark); none = no drafting. A list of ngram and suffix: of each sequence and step the draft of
-            which more is expected by its scores.
-        model: the draft model or head; mtp without one takes the target's own layer.
-        num_speculative_tokens: K, the ceiling of every later decision.
-        num_speculative_tokens_per_batch_size: [[start, end, K], ...], see specwire.policy.schedule.
-        enable_adaptive_verification: choose from the costs and the drafts' scores how many to ask for and which to verify (specwire.policy.adaptive);
-            a schedule is then a ceiling.
-        prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that ngram looks up.
-        suffix_decoding_max_tree_depth: for suffix: most tokens of a match and its draft together.
-        suffix_decoding_max_cached_requests: most past outputs that a drafter keeps, the oldest go first; 0 = drafts come from the sequence alone.
-        suffix_decoding_max_spec_factor: most draft tokens a token of the match.
-        suffix_decoding_min_token_prob: a draft ends where less than this share of the match's occurrences go on like it.
-        suffix_decoding_corpus_tokens: most tokens of the past outputs, over all tenants.
-        rejection_sample_method: strict or synthetic.
-        synthetic_acceptance_rates: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
-        synthetic_acceptance_length: mean tokens a step, in [1, K + 1]; instead of rates.
-        draft_sample_method: probabilistic (drafts sampled with the request's noise and temperature) or greedy.
-        max_model_len: longest sequence that the drafter takes; None = the smaller of draft's and target's.
-        use_heterogeneous_vocab: for draft_model: its tokenizer is another one than the target's; it drafts the tokens that both have.
-        parallel_drafting: for draft_model: it was trained to predict all drafts in one pass over mask tokens (PARD). dflash and dspark always do.
-        dspark_draft_topk: for dspark: only so many ids of the highest logits are drafted, by their logits and the token before; None = as the
-            head says.
+        method: ngram looks drafts up in the text so far, suffix in earlier answers, too; draft_model runs a smaller model; eagle3, eagle, mtp,
+            dflash and dspark are heads over the target's hidden states; null drafts nothing. Of a list of ngram and suffix, each sequence gets in
+            each step the draft of which more is expected.
+        model: the draft model or head: a folder, a hub id or a GGUF file; mtp without one takes the target's own layer.
+        num_speculative_tokens: most drafts of a sequence in a step (K), the ceiling of every later decision.
+        num_speculative_tokens_per_batch_size: [[start, end, K], ...]: K by the number of sequences that sample in the step; 0 drafts nothing.
+        enable_adaptive_verification: choose from measured costs and the drafts' scores how many to ask for and which to verify; a schedule is then
+            a ceiling.
+        prompt_lookup_min: shortest suffix that ngram looks up, in tokens.
+        prompt_lookup_max: longest suffix that ngram looks up.
+        suffix_decoding_max_tree_depth: suffix: most tokens of a match and its draft together.
+        suffix_decoding_max_cached_requests: suffix: most past answers that a drafter keeps, the oldest go first; 0 = the sequence's own text only.
+        suffix_decoding_max_spec_factor: suffix: most draft tokens for each token of the match.
+        suffix_decoding_min_token_prob: suffix: a draft ends where less than this share of the match's occurrences go on like it.
+        suffix_decoding_corpus_tokens: suffix: most tokens of the past answers, over all tenants.
+        rejection_sample_method: strict is exact; synthetic accepts by configured rates, for benchmarks.
+        synthetic_acceptance_rates: synthetic: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
+        synthetic_acceptance_length: synthetic: mean tokens of a step, from 1 to K + 1, instead of rates.
+        draft_sample_method: probabilistic samples drafts with the request's own noise and temperature; greedy takes the most likely token.
+        max_model_len: longest sequence that the drafter takes; by default what draft model and target both allow.
+        use_heterogeneous_vocab: draft_model: its tokenizer is another one than the target's; the tokens that both have are drafted.
+        parallel_drafting: draft_model: all drafts in one pass over mask tokens, for models trained for that (PARD). dflash and dspark always do.
+        dspark_draft_topk: dspark: draft only so many ids of the highest logits; by default as the head says.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the key, its value, the limit and the remedy.

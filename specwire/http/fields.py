@@ -15,7 +15,7 @@ Body = TypeVar("Body", bound="Fields")
 _NO_GRAMMARS = "answers can't be held to a grammar or schema; leave it out, and ask for the form in the prompt"
 _NO_CALLS = "calls of tools are not read from the answer; leave it out and read them from the text"
 _NO_VARIANTS = "answers are text only; leave it out"
-_UNSUPPORTED = {
+UNSUPPORTED = {
     "audio": _NO_VARIANTS,
     "best_of": "choices are not ranked; ask for n choices and choose from them",
     "chat_template": "the model's own chat template is used; render the prompt yourself and send it to /v1/completions",
@@ -48,6 +48,7 @@ _UNSUPPORTED = {
     "verbosity": "ask for it in the prompt",
     "web_search_options": "nothing is searched; leave it out",
 }
+"""Parameters of other servers, and what to do instead."""
 # What is done anyway. Some clients send it always.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "length_penalty": (1, 1.0),
@@ -109,8 +110,8 @@ def _refuse_unknown(kind: type[Fields], name: str, value: object, given: Mapping
         given.get("n", 1),
     ):
         return
-    if name in _UNSUPPORTED:
-        raise Refusal(f"{name} is {_show(value)}, which is not supported: {_UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
+    if name in UNSUPPORTED:
+        raise Refusal(f"{name} is {_show(value)}, which is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
     nearest = difflib.get_close_matches(name, kind.model_fields, 1)
     remedy = f"did you mean {nearest[0]}?" if nearest else "remove it; docs/http.md lists what is known"
     raise Refusal(f"{name} is not known here; {remedy}", param=name, code="unknown_parameter")

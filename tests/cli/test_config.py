@@ -1,7 +1,6 @@
 """`specwire config`: every problem at once, and what takes effect, from where, and what is clipped."""
 
 import asyncio
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,6 @@ from specwire.cli import app
 from specwire.cli.batch_lines import read_jobs
 from specwire.cli.sources import client_defaults
 from specwire.client.arguments import make_params
-from specwire.config import ClientConfig, UpConfig
 from tests.cli.conftest import Coordinator
 from tests.metrics.served import serve_cluster
 
@@ -293,14 +291,6 @@ def test_documented_files_are_good() -> None:
         Path("specwire.yaml").write_text(text)
         result = config("check")
         assert (result.exit_code, result.stdout) == (0, "specwire.yaml: no problems\n"), text
-
-
-@pytest.mark.parametrize(("title", "kind"), [("Up", UpConfig), ("Client", ClientConfig)])
-def test_keys_are_documented_as_they_are(title: str, kind: type) -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    rows = [f"| `{field.name}` | `{field.default}` | {field.metadata['help']} |" for field in dataclasses.fields(kind)]
-    assert [line for line in section.splitlines() if line.startswith("| `")] == rows
 
 
 def test_documented_batch_lines_are_good() -> None:

@@ -1,9 +1,13 @@
 """Every `$ specwire ...` line of the README and the documentation, run as it stands against a stack with a tiny model.
 
-Only paths, ports and waiting times are replaced. Commands for Docker and make have tests of their own (tests/packaging).
+Only paths, ports and waiting times are replaced. Commands for Docker and make have tests of their own (tests/packaging), as has training
+(tests/train). Where documents show a command several times, the default suite runs the first; the others are parsed there
+(tests/packaging/test_docs_commands.py) and run in the full matrix.
 """
 
+import contextlib
 import functools
+import io
 import json
 import os
 import re
@@ -13,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +27,12 @@ from tests.cli.test_up import Up
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-OF_OTHER_TESTS = ("make", "docker", "python", "pip", "git", "openssl")
+OF_OTHER_TESTS = re.compile(r"(make|docker|python|pip|git|openssl|specwire train)\b")
+PROGRAMS = [
+    (name, program)
+    for name in ("README.md", "docs/quickstart.md", "docs/http.md", "docs/metrics.md")
+    for program in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+]
 STACK = "specwire up --trace-file traces.jsonl --metrics-port 9464"
 """The command that starts what the others call."""
 QUICKER = {"--request-rate": "100", "--num-prompts": "4", "--vocab-size": "256"}
@@ -32,7 +42,7 @@ def documented() -> list[str]:
     """Command lines without their prompts, comments and variables; each once."""
     lines = [line for name in DOCUMENTS for line in _console_lines((ROOT / name).read_text(encoding="utf-8"))]
     lines = [re.sub(r"^([A-Z_]+=\S+ )+", "", line).replace(".venv/bin/", "").removesuffix("&").strip() for line in lines]
-    return list(dict.fromkeys(line for line in lines if line.split()[0] not in OF_OTHER_TESTS))
+    return list(dict.fromkeys(line for line in lines if not OF_OTHER_TESTS.match(line)))
 
 
 def _console_lines(text: str) -> Iterator[str]:
@@ -44,6 +54,15 @@ def _console_lines(text: str) -> Iterator[str]:
 
 def starts_services(command: str) -> bool:
     return bool(re.match(r"specwire (up|verifier|drafter|coordinator|http)\b", command))
+
+
+def by_cost(commands: list[str]) -> Iterator[Any]:
+    """Those that read traces come last, since they need some; all but the first of a kind are slow."""
+    known = {"specwire sweep"}  # has tests of its own that are quicker
+    for command in sorted(commands, key=lambda command: "trace" in command):
+        kind = re.findall(r"^(?:specwire(?: [a-z]+(?= |$))+|\S+ -sN?(?= )|\S+)", command.rpartition(" | ")[2])[0]
+        yield pytest.param(command, marks=[pytest.mark.slow] if kind in known else [])
+        known.add(kind)
 
 
 CALLS = [command for command in documented() if not starts_services(command)]
@@ -128,7 +147,7 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("command", sorted(CALLS, key=lambda command: "trace" in command))
+@pytest.mark.parametrize("command", [*by_cost(CALLS)])
 def test_a_call(stack: Stack, command: str) -> None:
     if "config check" in command or "config show" in command:
         (stack.folder / "specwire.yaml").write_text((ROOT / "examples/specwire.yaml").read_text(encoding="utf-8"), encoding="utf-8")
@@ -140,6 +159,15 @@ def test_a_call(stack: Stack, command: str) -> None:
         (stack.folder / "specwire.yaml").unlink(missing_ok=True)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     assert (result.stdout + result.stderr).strip(), f"{command} says nothing"
+
+
+@pytest.mark.parametrize(("document", "program"), PROGRAMS)
+def test_a_program(stack: Stack, document: str, program: str) -> None:
+    assert document
+    program = program.replace("127.0.0.1:50050", stack.address).replace("http://127.0.0.1:8000", stack.url)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(program, document, "exec"), {"__name__": "__main__"})
+    assert output.getvalue().strip()
 
 
 @pytest.mark.parametrize("command", STARTS)

@@ -40,7 +40,7 @@ def up(
     verifiers: Annotated[int | None, _option("Number of verifiers, each with a copy of the target model.", _UP.verifiers)] = None,
     drafters: Annotated[int | None, _option("Number of drafters, where the file does not list them.", _UP.drafters)] = None,
     no_drafter: Annotated[bool, typer.Option("--no-drafter", help="Decode plainly.")] = False,
-    speculative_config: Annotated[str | None, _option("Speculation as a JSON object; the README has its keys.")] = None,
+    speculative_config: Annotated[str | None, _option("Speculation as a JSON object; docs/configuration.md has its keys.")] = None,
     trace_file: Annotated[str | None, _option("File to which all services append their spans.")] = None,
     trace_endpoint: Annotated[str | None, _option("OTLP collector (gRPC) for the spans of all services.")] = None,
     trace_sample_ratio: Annotated[float | None, _option("Share of the requests that are traced.", _COORDINATOR.trace_sample_ratio)] = None,
