@@ -168,7 +168,7 @@ def _members(status: CoordinatorStatus) -> tuple[int, int]:
 
 async def run(args: argparse.Namespace, config: Path) -> Drill:
     """All steps; the stack and its volumes are gone afterwards."""
-    environment = {"SPECWIRE_CONFIG": str(config), "SPECWIRE_PORT": str(args.port)}
+    environment = {"SPECWIRE_CONFIG": str(config), "SPECWIRE_PORT": str(args.port), "SPECWIRE_HTTP_PORT": str(args.http_port)}
     stack = ComposeStack("specwire-drill", environment)
     try:
         async with AsyncClient(f"127.0.0.1:{args.port}") as client:
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=12, help="requests at any time")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--port", type=int, default=50150, help="on 127.0.0.1, for the coordinator")
+    parser.add_argument("--http-port", type=int, default=8150, help="on 127.0.0.1, for the HTTP API")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for compose_drill.json")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LOOK_S = 0.25
 """Between two looks at something that does not announce itself."""
-SERVICES = ("coordinator", "verifier", "drafter")
+SERVICES = ("coordinator", "http", "verifier", "drafter")
 
 
 class ComposeStack:

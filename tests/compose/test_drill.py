@@ -32,6 +32,18 @@ def test_kills_scaling_and_the_end(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / "compose_drill.json").read_text())
-    assert len(report["killed_alone"]) == 3
-    assert len(report["killed_scaled_out"]) == 8
+    assert len(report["killed_alone"]) == 4
+    assert len(report["killed_scaled_out"]) == 9
     assert report["failures"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_http_and_its_trace(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compose_http", "--output", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=3500
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert all(json.loads((tmp_path / "compose_http.json").read_text())["trace"].values())
