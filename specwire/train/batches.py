@@ -72,6 +72,11 @@ class BatchSource:
         device = self._target.device
         return self.num_bytes <= (free_bytes(device) * _KEEP_SHARE if device.type == "cuda" else _CPU_KEEP_BYTES)
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether `keep` has been called."""
+        return self._kept is not None
+
     def keep(self, on_batch: Callable[[int, int], None]) -> None:
         """Computes all hidden states once.
 

@@ -13,6 +13,7 @@ from torch import nn
 from specwire.train.batches import Batch
 from specwire.train.loss import product
 from specwire.train.modules import START_SHARPNESS, Attention, Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms
+from specwire.train.noise import Noise
 from specwire.train.recipe import Recipe
 from specwire.train.target import Target
 
@@ -109,7 +110,7 @@ class DSparkHead(nn.Module):
         return Pairs(stacked, weights.float(), slots.clamp_max(size - 1), rows, previous)
 
     @torch.no_grad()
-    def drafts(self, batch: Batch) -> Drafted:
+    def drafts(self, batch: Batch, noise: Noise | None = None) -> Drafted:
         """What it drafts behind each token of the answers; elsewhere zeros."""
         size, device = self._recipe.num_draft_tokens, batch.tokens.device
         tokens = torch.zeros((*batch.tokens.shape, size), dtype=torch.int64, device=device)
@@ -119,25 +120,37 @@ class DSparkHead(nn.Module):
         hidden = self.blocks(batch, anchors).flatten(0, 1)  # [B * A, S, hidden_size]
         previous = batch.tokens.gather(1, anchors).flatten()
         step = 64 if device.type != "cuda" else max(1, 2**27 // (size * self._target.config.vocab_size))
-        pieces = [self._rerank(*piece) for piece in zip(hidden.split(step), previous.split(step), strict=True)]
+        places = anchors.flatten()  # of block n, which is of sequence n // A
+        pieces = [
+            self._rerank(hidden[block], previous[block], block // anchors.shape[1], places[block], noise)
+            for block in torch.arange(len(places), device=device).split(step)
+        ]
         drafted = [torch.cat(parts).unflatten(0, anchors.shape) for parts in zip(*pieces, strict=True)]
         rows = torch.arange(len(anchors), device=device)[:, None]
         tokens[rows, anchors], signals[rows, anchors] = drafted
         return Drafted(tokens, signals)
 
-    def _rerank(self, hidden: torch.Tensor, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [N, S, hidden_size], previous [N] -> tokens [N, S] and signals [N, S, 3]."""
+    def _rerank(
+        self, hidden: torch.Tensor, previous: torch.Tensor, rows: torch.Tensor, anchors: torch.Tensor, noise: Noise | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [N, S, hidden_size], previous [N], rows [N] of the batch and anchors [N] in them -> tokens [N, S] and signals [N, S, 3]."""
         head = self._target.head if self._draft_ids is None else self._target.head[self._draft_ids]
         base = product(hidden.flatten(0, 1), head).unflatten(0, hidden.shape[:2])
         values, candidates = base.topk(min(self._recipe.rerank, base.shape[-1]), -1)  # [N, S, C]
         tokens, signals = [], []
         for slot in range(hidden.shape[1]):
             bias = (self.bias_head[candidates[:, slot]] @ self.markov_head.markov_w1(previous)[:, :, None])[:, :, 0]
-            log_probs = (values[:, slot] + bias.float()).log_softmax(-1)
-            previous = candidates[:, slot].gather(1, log_probs.argmax(-1, keepdim=True))[:, 0]
-            previous = previous if self._draft_ids is None else self._draft_ids[previous]
+            logits = values[:, slot] + bias.float()
+            ids = candidates[:, slot] if self._draft_ids is None else self._draft_ids[candidates[:, slot]]
+            if noise is None:
+                log_probs = logits.log_softmax(-1)
+                chosen = log_probs.argmax(-1)
+            else:
+                chosen = noise.choose(logits, rows, anchors + 1 + slot, ids)
+                log_probs = noise.log_probs(logits, rows)
+            previous = ids.gather(1, chosen[:, None])[:, 0]
             tokens.append(previous)
-            signals.append(draft_signals(log_probs))
+            signals.append(draft_signals(log_probs, chosen))
         return torch.stack(tokens, 1), torch.stack(signals, 1)
 
     def blocks(self, batch: Batch, anchors: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from specwire.train.batches import Batch
 from specwire.train.loss import product
 from specwire.train.modules import START_SHARPNESS, Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms, shifted
+from specwire.train.noise import Noise
 from specwire.train.recipe import Recipe
 from specwire.train.target import Target, causal_attention
 
@@ -77,28 +78,38 @@ class Eagle3Head(nn.Module):
         return Pairs(stacked, weights.float(), positions, rows, None)
 
     @torch.no_grad()
-    def drafts(self, batch: Batch) -> Drafted:
+    def drafts(self, batch: Batch, noise: Noise | None = None) -> Drafted:
         """What it drafts behind each token, fed by its own tokens."""
         outputs = _Passes(self, batch)
         tokens = shifted(batch.tokens, 1)
         drafted, signals = [], []
-        for _ in range(self._recipe.num_draft_tokens):
+        for number in range(self._recipe.num_draft_tokens):
             output = outputs.run(tokens)
-            tokens, signal = self._most_likely(output.flatten(0, 1))
+            tokens, signal = self._draw(output, number + 2, noise)
             tokens, signal = tokens.view(batch.tokens.shape), signal.view(*batch.tokens.shape, -1)
             drafted.append(tokens)
             signals.append(signal)
         # Row i drafts behind token i + 1.
         return Drafted(F.pad(torch.stack(drafted, -1), (0, 0, 1, 0))[:, :-1], F.pad(torch.stack(signals, -2), (0, 0, 0, 0, 1, 0))[:, :-1])
 
-    def _most_likely(self, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, output: torch.Tensor, distance: int, noise: Noise | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [B * L] and signals [B * L, 3] of output [B, L, hidden_size], whose row i drafts token i + distance."""
         head = self._target.head if self._draft_ids is None else self._target.head[self._draft_ids]
+        num_rows, length = output.shape[:2]
+        places = torch.arange(num_rows * length, device=output.device)
         tokens, signals = [], []
-        for rows in output.split(max(1, 2**27 // len(head)) if output.device.type == "cuda" else 64):
-            log_probs = product(rows, head).log_softmax(-1)
-            best = log_probs.argmax(-1)
-            tokens.append(best if self._draft_ids is None else self._draft_ids[best])
-            signals.append(draft_signals(log_probs))
+        for place in places.split(max(1, 2**27 // len(head)) if output.device.type == "cuda" else 64):
+            logits = product(output.flatten(0, 1)[place], head)
+            if noise is None:
+                log_probs = logits.log_softmax(-1)
+                chosen = log_probs.argmax(-1)
+            else:
+                rows = place // length
+                candidates = None if self._draft_ids is None else self._draft_ids.expand(len(place), -1)
+                chosen = noise.choose(logits, rows, place % length + distance, candidates)
+                log_probs = noise.log_probs(logits, rows)
+            tokens.append(chosen if self._draft_ids is None else self._draft_ids[chosen])
+            signals.append(draft_signals(log_probs, chosen))
         return torch.cat(tokens), torch.cat(signals)
 
 

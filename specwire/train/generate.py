@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from specwire.train.data import Job
+from specwire.train.noise import Noise
 from specwire.train.target import Target, causal_attention, free_bytes
 
 _PREFILL_TOKENS = 65_536
@@ -27,11 +28,18 @@ def max_rows(target: Target, num_tokens: int) -> int:
 
 
 def generate(
-    target: Target, jobs: Sequence[Job], max_new: int, seed: int, on_token: Callable[[float], None] = lambda share: None, num_rows: int = 0
+    target: Target,
+    jobs: Sequence[Job],
+    max_new: int,
+    seed: int,
+    on_token: Callable[[float], None] = lambda share: None,
+    num_rows: int = 0,
+    noise: Noise | None = None,
 ) -> list[np.ndarray]:
     """The answer to each job, at most max_new tokens, EOS included.
 
     Args:
+        noise: of the jobs, instead of the seed's; its temperatures count.
         on_token: called before each step with the share of all steps that is done, at least; it may raise to stop.
         num_rows: at once; 0 = `max_rows`.
     """
@@ -39,7 +47,8 @@ def generate(
     answers: list[np.ndarray] = []
     for first in range(0, len(jobs), num_rows):
         generator = torch.Generator(target.device).manual_seed(seed * 1_000_003 + first)
-        batch = _Batch(target, jobs[first : first + num_rows], max_new, generator)
+        rows = slice(first, first + num_rows)
+        batch = _Batch(target, jobs[rows], max_new, generator, noise and Noise(noise.temperatures[rows], noise.keys[rows]))
         answers += batch.run(partial(_pass_on, on_token, first / len(jobs), min(num_rows, len(jobs) - first) / len(jobs)))
     return answers
 
@@ -51,9 +60,9 @@ def _pass_on(on_token: Callable[[float], None], start: float, size: float, share
 class _Batch:
     """Rows whose prompts end at the same column, so that all write their KV at the same one."""
 
-    def __init__(self, target: Target, jobs: Sequence[Job], max_new: int, generator: torch.Generator) -> None:
+    def __init__(self, target: Target, jobs: Sequence[Job], max_new: int, generator: torch.Generator, noise: Noise | None) -> None:
         config, device = target.config, target.device
-        self._target, self._generator, self._max_new = target, generator, max_new
+        self._target, self._generator, self._max_new, self._noise = target, generator, max_new, noise
         self._width = max(len(job.prompt) for job in jobs)
         tokens = np.zeros((len(jobs), self._width), dtype=np.int64)
         for row, job in enumerate(jobs):
@@ -70,7 +79,7 @@ class _Batch:
 
     @torch.no_grad()
     def run(self, on_token: Callable[[float], None]) -> list[np.ndarray]:
-        last = self._sample(self._prefill())
+        last = self._sample(self._prefill(), 0)
         is_done = torch.isin(last, self._eos)
         self._answers[:, 0] = last
         for count in range(1, self._max_new):
@@ -83,7 +92,7 @@ class _Batch:
                 if num_running < _SHRINK_BELOW * len(is_done):
                     last, is_done = last[is_running], is_done[is_running]
                     self._keep(is_running)
-            last = self._sample(self._step(last, self._width + count - 1))
+            last = self._sample(self._step(last, self._width + count - 1), count)
             self._answers[self._rows, count] = torch.where(is_done, -1, last)
             is_done |= torch.isin(last, self._eos)
         return [row[row >= 0] for row in self._answers.cpu().numpy()]
@@ -125,9 +134,11 @@ class _Batch:
 
         return self._target.forward(last[:, None], (column - self._padding)[:, None], attend).final[:, 0]
 
-    def _sample(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Gumbel-max: the argmax of logits / temperature + noise, without noise where the temperature is 0."""
+    def _sample(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
+        """Token number `count` of the answers by Gumbel-max: the argmax of logits + temperature x noise."""
         logits = self._target.logits(hidden)
+        if self._noise is not None:
+            return self._noise.choose(logits, self._rows, self._width - self._padding + count)
         noise = torch.empty_like(logits).exponential_(generator=self._generator).log_()
         return (logits - self._temperatures * noise).argmax(-1)
 

@@ -8,6 +8,7 @@ import torch
 from specwire.train.batches import Batch
 from specwire.train.data import Sequences
 from specwire.train.modules import Drafted, Pairs
+from specwire.train.noise import Noise
 from specwire.train.recipe import Recipe
 from specwire.train.target import Target
 
@@ -29,8 +30,8 @@ class Head(Protocol):
         """Drafts to be trained on."""
         ...
 
-    def drafts(self, batch: Batch) -> Drafted:
-        """Drafts as they are made when serving."""
+    def drafts(self, batch: Batch, noise: Noise | None = None) -> Drafted:
+        """Drafts as they are made when serving; without noise the most likely tokens."""
         ...
 
 

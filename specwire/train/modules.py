@@ -17,10 +17,10 @@ the overlap of the first draft on answers not seen was 0.11 instead of 0.05 (EAG
 
 
 class Drafted(NamedTuple):
-    """The K most likely tokens, one after the other, behind each token of a batch: [b, i] holds drafts of tokens i + 1 to i + K."""
+    """K tokens, one after the other, behind each token of a batch: [b, i] holds drafts of tokens i + 1 to i + K."""
 
     tokens: torch.Tensor  # [B, L, K] int64
-    signals: torch.Tensor  # [B, L, K, 3] float32: log-odds of the token's probability, log of the margin to the second, entropy
+    signals: torch.Tensor  # [B, L, K, 3] float32: log-odds of the token's probability, log of the first's margin to the second, entropy
 
 
 class Pairs(NamedTuple):
@@ -153,10 +153,11 @@ class Layer(nn.Module):
                     parameter[:, -source.shape[1] :].copy_(source)
 
 
-def draft_signals(log_probs: torch.Tensor) -> torch.Tensor:
-    """log_probs [..., V] -> float32 [..., 3], see `Drafted.signals`."""
+def draft_signals(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """log_probs [R, V], columns that were drafted [R] -> float32 [R, 3], see `Drafted.signals`."""
     (first, second) = log_probs.topk(2, -1).values.unbind(-1)
-    log_odds = first - torch.log1p(-first.exp().clamp_max(1 - 1e-6))
+    log_prob = log_probs.gather(-1, chosen[:, None])[:, 0]
+    log_odds = log_prob - torch.log1p(-log_prob.exp().clamp_max(1 - 1e-6))
     entropy = -(log_probs.exp() * log_probs.clamp_min(-50.0)).sum(-1)
     return torch.stack((log_odds, first - second, entropy), -1)
 

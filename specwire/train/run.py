@@ -72,20 +72,60 @@ class TrainResult:
     evaluation: Evaluation | None = None
 
 
-def train(options: TrainOptions, on_progress: OnProgress) -> TrainResult:
+class Material:
+    """What the heads of one target learn from, made when it is first asked for: several of them may share it.
+
+    Args:
+        options: model, prompts, data, device and dtype count.
+
+    Raises:
+        SpecwireError: a model, file or value that can't be used.
+    """
+
+    def __init__(self, options: TrainOptions) -> None:
+        check_device(options.device)
+        folder, device = resolve_model(options.model), torch.device(options.device)
+        name = "bfloat16" if device.type == "cuda" else "float32"
+        self.target = Target(folder, parse_dtype(name if options.dtype == "auto" else options.dtype), device)
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self.jobs = make_jobs(options.prompts, self.tokenizer, options.data, self.target.config.max_position_embeddings)
+        self._data = options.data
+        self._sequences: Sequences | None = None
+        self._source: BatchSource | None = None
+        self._feature_layers: tuple[int, ...] = ()
+
+    def sequences(self, folder: Path, deadline: Deadline, on_answers: Callable[[float, float], None]) -> Sequences:
+        """Prompts and answers; those that the folder lacks are generated."""
+        if self._sequences is None:
+            answers = load_or_generate(folder, self.target, self.jobs, self._data, deadline, on_answers)
+            self._sequences = join_answers(self.jobs, answers)
+            counts = len(self._sequences.lengths), self._sequences.num_answer_tokens, self._sequences.num_loops
+            logger.info("%d answers, %d tokens, %d loops cut", *counts)
+        return self._sequences
+
+    def source(self, feature_layers: tuple[int, ...]) -> BatchSource:
+        """Of these layers; that of other layers is dropped."""
+        assert self._sequences is not None, "no sequences yet"
+        if self._source is None or self._feature_layers != feature_layers:
+            self._source = None  # frees its memory before the next one looks what is free
+            self._source, self._feature_layers = BatchSource(self.target, self._sequences, feature_layers), feature_layers
+        return self._source
+
+
+def train(options: TrainOptions, on_progress: OnProgress, material: Material | None = None) -> TrainResult:
     """Runs all phases that are left.
+
+    Args:
+        material: of options that are equal in what it is made of; None = its own.
 
     Raises:
         SpecwireError: a model, file or value that can't be used, or an output folder of another run.
     """
     deadline = Deadline(options.max_seconds)
-    check_device(options.device)
-    folder, device = resolve_model(options.model), torch.device(options.device)
-    name = "bfloat16" if device.type == "cuda" else "float32"
-    target = Target(folder, parse_dtype(name if options.dtype == "auto" else options.dtype), device)
-    jobs = make_jobs(options.prompts, Tokenizer.from_folder(folder), options.data, target.config.max_position_embeddings)
+    material = material or Material(options)
+    target, jobs = material.target, material.jobs
     options.output.mkdir(parents=True, exist_ok=True)
-    made_for = {"model": _name(options.model), "weights_hash": target.weights_hash, "jobs": jobs_hash(jobs)}
+    made_for = {"model": model_name(options.model), "weights_hash": target.weights_hash, "jobs": jobs_hash(jobs)}
     about = made_for | {"recipe": options.recipe.to_dict(), "data": options.data.to_dict()}
     check_about(options.output / "run.json", about, "a head", "name another --output, or delete this one")
     phase = PHASES[0]
@@ -94,10 +134,8 @@ def train(options: TrainOptions, on_progress: OnProgress) -> TrainResult:
         on_progress(phase, done, total, note)
 
     try:
-        answers = options.answers or options.output / "answers"
-        sequences = join_answers(jobs, load_or_generate(answers, target, jobs, options.data, deadline, report))
-        logger.info("%d answers, %d tokens, %d loops cut", len(sequences.lengths), sequences.num_answer_tokens, sequences.num_loops)
-        run = _Run(options, target, sequences)
+        sequences = material.sequences(options.answers or options.output / "answers", deadline, report)
+        run = _Run(options, target, sequences, material.source(feature_layers(options.recipe, target.config.num_layers)))
         phase = PHASES[1]
         run.prepare(deadline, report)
         phase = PHASES[2]
@@ -115,13 +153,12 @@ def train(options: TrainOptions, on_progress: OnProgress) -> TrainResult:
 class _Run:
     """One head on its way."""
 
-    def __init__(self, options: TrainOptions, target: Target, sequences: Sequences) -> None:
+    def __init__(self, options: TrainOptions, target: Target, sequences: Sequences, source: BatchSource) -> None:
         recipe = options.recipe
-        self._options, self._target, self._sequences = options, target, sequences
+        self._options, self._target, self._sequences, self.source = options, target, sequences, source
         self._feature_layers = feature_layers(recipe, target.config.num_layers)
         self._draft_ids = choose_draft_ids(sequences, recipe.draft_vocab_size, target.config.vocab_size)
         draft_ids = torch.from_numpy(self._draft_ids).to(target.device) if self._draft_ids is not None else None
-        self.source = BatchSource(target, sequences, self._feature_layers)
         self._module = make_head(recipe, target, len(self._feature_layers), draft_ids)
         assert isinstance(self._module, Head), f"{type(self._module).__name__} lacks a part of the head's protocol"
         self.head: Head = self._module
@@ -129,6 +166,9 @@ class _Run:
 
     def prepare(self, deadline: Deadline, report: Callable[[float, float], None]) -> None:
         """Keeps the features of all tokens where they fit."""
+        if self.source.is_kept:
+            report(1, 1)
+            return
         if not self.source.fits:
             logger.info("features take %.1f GB, more than is kept: they are computed for each batch", self.source.num_bytes / 1e9)
             report(1, 1)
@@ -149,7 +189,7 @@ class _Run:
         trained = Trained(
             recipe=self._options.recipe,
             data=self._options.data,
-            target_name=_name(self._options.model),
+            target_name=model_name(self._options.model),
             feature_layers=self._feature_layers,
             draft_ids=self._draft_ids,
             sequences=self._sequences,
@@ -161,7 +201,7 @@ class _Run:
         return folder
 
 
-def _name(model: str) -> str:
+def model_name(model: str) -> str:
     """As the checkpoint names the target: a hub id or a known name as it is, of a path only its end."""
     path = Path(model)
     return (path.stem if path.suffix == ".gguf" else path.resolve().name) if path.exists() else model
