@@ -45,7 +45,7 @@ def measure_draft_cost(
     method: Method, budget_s: float, *, chunk: int, context_len: int = 0, clock: Callable[[], float] = time.perf_counter
 ) -> DraftProfile:
     """Median time of up to 5 calls, each with the commits that it follows, for numbers of sequences that are powers of two up to the most, small ones
-    first: K = 1, half and all; then the other K; then chunks of background work; then one sequence with a longer context.
+    first: K = 1, half and all; then the other K; then chunks of background work; then as many sequences as there is time for, with a longer context.
 
     Each ends early when its next size would pass its share of the time or the KV blocks are used up; one sequence is always measured.
     Sequences are synthetic, and closed again.
@@ -65,7 +65,7 @@ def measure_draft_cost(
         bench.close()
         if medians:
             good_chunk = _measure_chunk(bench, chunk, medians[1, 1])
-            ms_per_kv_token = _measure_context(bench, context_len, medians[1, bench.most])
+            ms_per_kv_token = _measure_context(bench, context_len, medians)
     finally:
         bench.close()
     costs = tuple(DraftCost(k, n, ms) for (n, k), ms in sorted(medians.items()))
@@ -127,28 +127,33 @@ def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> int:
     return good
 
 
-def _measure_context(bench: CostBench, context_len: int, call_ms: float) -> float:
-    """Milliseconds that each token of context adds to each draft position; 0 where that can't be told from noise."""
+def _measure_context(bench: CostBench, context_len: int, medians: _Medians) -> float:
+    """Milliseconds that each token of context adds to each draft position; 0 where that can't be told from noise. Of as many sequences as there is
+    time for: with few of them attention takes its latency, which more would share, and not the bytes that it reads."""
     description, short, margin = bench.method.description, bench.num_tokens, 2 * bench.growth(bench.most)
+    fitting = [n for n, k in medians if k == bench.most and 4 * bench.least_s(medians[n, k]) <= bench.left_s()]
+    if not fitting:
+        return 0.0
+    num_seqs = max(fitting)
+    least_s = bench.least_s(medians[num_seqs, bench.most])
     most_tokens = min(short + context_len, bench.longest - margin)
     if description.num_blocks:
-        most_tokens = min(most_tokens, description.num_blocks * description.block_size - bench.most - margin)
-    least_s = bench.least_s(call_ms)
-    if most_tokens < 2 * short or 3 * least_s > bench.left_s():
+        most_tokens = min(most_tokens, description.num_blocks // num_seqs * description.block_size - bench.most - margin)
+    if most_tokens < 2 * short:
         return 0.0
-    bench.open_up_to(1, short)
-    base = bench.run(1, bench.most)
+    bench.open_up_to(num_seqs, short)
+    base = bench.run(num_seqs, bench.most)
     first_length, took_s = bench.lengths[0], 0.0
     # Each time twice as long, until the next time would take too long.
     while base and bench.lengths[0] < most_tokens and 2 * took_s < bench.left_s() - least_s:
         started_s = bench.spent_s
-        bench.extend(min(2 * bench.lengths[0], most_tokens))
+        bench.extend(min(2 * max(bench.lengths), most_tokens))
         took_s = bench.spent_s - started_s
     num_more = bench.lengths[0] - short
-    runs = bench.run(1, bench.most) if base and bench.lengths[0] > first_length else None
+    runs = bench.run(num_seqs, bench.most) if base and bench.lengths[0] > first_length else None
     if not base or not runs or min(runs) <= statistics.median(base):
         return 0.0
-    return (statistics.median(runs) - statistics.median(base)) / (bench.most * num_more)
+    return (statistics.median(runs) - statistics.median(base)) / (bench.most * num_seqs * num_more)
 
 
 def _powers_of_two(limit: int) -> Iterator[int]:

@@ -70,8 +70,9 @@ class CostBench:
         self.catch_up()
 
     def extend(self, num_tokens: int) -> None:
-        """The first one to so many tokens, computed."""
-        self._append(0, self._token_ids(self.lengths[0], num_tokens))
+        """All to so many tokens, computed."""
+        for seq_id, length in enumerate(self.lengths):
+            self._append(seq_id, self._token_ids(length, num_tokens))
         self.catch_up()
 
     def catch_up(self) -> None:

@@ -18,7 +18,7 @@ from tests.drafter.target import tiny_model
 
 
 class TimedMethod(ScriptedMethod):
-    """Calls that take what a formula says of (K, sequences, tokens of the first one), and tokens that take catch_up_s each, on a clock of their
+    """Calls that take what a formula says of (K, sequences, tokens of all), and tokens that take catch_up_s each, on a clock of their
     own; there are blocks for max_drafts_in_all drafts at once."""
 
     def __init__(self, ms: Callable[[int, int, int], float], *, max_num_drafts: int = 4, max_num_seqs: int = 8, max_drafts_in_all: int = 99) -> None:
@@ -39,7 +39,7 @@ class TimedMethod(ScriptedMethod):
     def propose(self, asks: list[Ask]) -> list[Drafts]:  # type: ignore[override]
         if sum(ask.num_drafts for ask in asks) > self._max_drafts_in_all:
             return [Drafts(RowStatus.OUT_OF_BLOCKS)] * len(asks)
-        self.now_s += self._ms(asks[0].num_drafts, len(asks), len(self.sequences[0])) / 1e3
+        self.now_s += self._ms(asks[0].num_drafts, len(asks), sum(len(self.sequences[ask.seq_id]) for ask in asks)) / 1e3
         return super().propose(asks)
 
     def measure(self, budget_s: float, context_len: int = 0) -> DraftProfile:
@@ -47,13 +47,13 @@ class TimedMethod(ScriptedMethod):
 
 
 def linear(k: int, num_seqs: int, num_tokens: int) -> float:
-    return k * (2.0 + 0.1 * num_seqs + 1e-6 * (num_tokens - 32))
+    return k * (2.0 + 0.1 * num_seqs + 1e-6 * (num_tokens - 32 * num_seqs))
 
 
 def test_costs_cover_every_k_and_powers_of_two_of_sequences() -> None:
     method = TimedMethod(linear, max_num_seqs=6)
     profile = method.measure(budget_s=100)
-    assert profile.costs == tuple(DraftCost(k, n, pytest.approx(linear(k, n, 32), rel=1e-3)) for n in (1, 2, 4, 6) for k in (1, 2, 3, 4))
+    assert profile.costs == tuple(DraftCost(k, n, pytest.approx(linear(k, n, 32 * n), rel=1e-3)) for n in (1, 2, 4, 6) for k in (1, 2, 3, 4))
     assert profile.ms_per_kv_token == 0.0
     assert not method.sequences
 
@@ -63,6 +63,12 @@ def test_context_costs_each_draft_position() -> None:
     assert method.measure(budget_s=100, context_len=5000).ms_per_kv_token == pytest.approx(1e-6, rel=0.05)
     assert 5032 <= method.longest < 5100
     assert not method.sequences
+
+
+def test_what_sequences_share_is_no_price_of_each_token() -> None:
+    """Attention over one sequence's context takes 1 ms whatever it reads; 64 take no longer, but for their bytes."""
+    method = TimedMethod(lambda k, n, tokens: k * (2.0 + max(1.0 if tokens > 64 * n else 0.0, 1e-5 * tokens)), max_num_seqs=64, max_drafts_in_all=256)
+    assert method.measure(budget_s=100, context_len=4096).ms_per_kv_token == pytest.approx(1e-5, rel=0.05)
 
 
 def test_context_is_as_long_as_there_is_time_for() -> None:
