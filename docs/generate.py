@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import typer
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from coordinator import exposition  # noqa: E402
 from drafter_svc import metrics as drafter_metrics  # noqa: E402
+from specwire.cli import app  # noqa: E402
 from specwire.config import ClientConfig, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig  # noqa: E402
 from specwire.config_fields import MAX_NUMBER, flag_name, format_value  # noqa: E402
 from specwire.http import metrics as http_metrics  # noqa: E402
@@ -85,6 +88,19 @@ def attributes_table() -> str:
     return table(("span", "attribute", "meaning"), rows)
 
 
+def commands_table() -> str:
+    """Every command of the command line."""
+    rows: list[tuple[str, str]] = []
+    waiting = [("specwire", typer.main.get_command(app))]
+    while waiting:
+        name, command = waiting.pop(0)
+        inner = getattr(command, "commands", {})
+        waiting += [(f"{name} {word}", each) for word, each in inner.items()]
+        if not inner:
+            rows.append((code(name), (command.help or "").split("\n\n")[0].replace("\n", " ").partition(" (specwire ")[0].rstrip(".")))
+    return table(("command", "does"), rows)
+
+
 def docstring_arguments(documented: object) -> dict[str, str]:
     """The entries under `Args:`, each as one line."""
     section = (inspect.getdoc(documented) or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -128,6 +144,7 @@ def _parents(spec: SpanSpec) -> str:
 METRICS = (exposition.METRICS, verifier_metrics.METRICS, drafter_metrics.METRICS, http_metrics.METRICS)
 """Of each service."""
 PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands_table,
     "up": lambda: keys_table(UpConfig),
     "client": lambda: keys_table(ClientConfig),
     "coordinator": lambda: flags_table(CoordinatorConfig),

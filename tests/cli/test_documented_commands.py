@@ -58,7 +58,7 @@ def starts_services(command: str) -> bool:
 
 def by_cost(commands: list[str]) -> Iterator[Any]:
     """Those that read traces come last, since they need some; all but the first of a kind are slow."""
-    known = {"specwire sweep"}  # has tests of its own that are quicker
+    known = {"specwire sweep", "specwire chat", "specwire bench accept"}  # have tests of their own that are quicker
     for command in sorted(commands, key=lambda command: "trace" in command):
         kind = re.findall(r"^(?:specwire(?: [a-z]+(?= |$))+|\S+ -sN?(?= )|\S+)", command.rpartition(" | ")[2])[0]
         yield pytest.param(command, marks=[pytest.mark.slow] if kind in known else [])

@@ -58,7 +58,7 @@ def up(
         _option("Seconds that each service may take to become healthy.", _UP.startup_timeout_s, "--startup-timeout-s", "--startup-timeout"),
     ] = None,
 ) -> None:
-    """Start drafter, verifier and coordinator on this machine and serve until Ctrl-C."""
+    """Start all services on this machine and serve until Ctrl-C."""
     from specwire.cli.sources import flags_source, read_sources
     from specwire.cli.up import run_up
     from specwire.stack.resolve import resolve_stack
