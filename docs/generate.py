@@ -63,7 +63,7 @@ def speculation_table() -> str:
 def foreign_keys_table() -> str:
     """Keys of speculative configurations elsewhere."""
     rows = (
-        (code(name), ", ".join(code(_json_text(value)) for value in key.neutral), key.remedy.replace("'", "`")) for name, key in FOREIGN_KEYS.items()
+        (code(name), ", ".join(code(_json_text(value)) for value in key.neutral), re.sub(r"'(\w+)'", r"`\1`", key.remedy)) for name, key in FOREIGN_KEYS.items()
     )
     return table(("key", "taken, without effect, as", "instead"), rows)
 
