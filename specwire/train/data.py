@@ -75,11 +75,10 @@ def make_jobs(path: Path, tokenizer: Tokenizer, config: DataConfig, max_model_le
     Raises:
         InvalidArgumentError: the file can't be read, or too few of its prompts fit.
     """
-    is_chat = tokenizer.to_spec().chat_template is not None
     longest = min(config.max_prompt_tokens, max_model_len - config.max_answer_tokens - _ROOM)
     prompts = []
     for line in read_prompt_file(path):
-        tokens = tokenizer.encode_chat([{"role": "user", "content": line.text}]) if is_chat else tokenizer.encode(line.text)
+        tokens = encode_prompt(tokenizer, line.text)
         if 1 <= len(tokens) <= longest:
             prompts.append(tokens)
     order = np.random.default_rng([config.seed, 1]).permutation(len(prompts))
@@ -96,6 +95,12 @@ def make_jobs(path: Path, tokenizer: Tokenizer, config: DataConfig, max_model_le
             is_greedy = int((number + 1) * config.greedy_share) > int(number * config.greedy_share)
             jobs.append(Job(prompt, 0.0 if is_greedy else config.temperature, index < num_held_out))
     return sorted(jobs, key=lambda job: len(job.prompt))
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """In the chat template, where there is one."""
+    is_chat = tokenizer.to_spec().chat_template is not None
+    return tokenizer.encode_chat([{"role": "user", "content": text}]) if is_chat else tokenizer.encode(text)
 
 
 def jobs_hash(jobs: Sequence[Job]) -> str:

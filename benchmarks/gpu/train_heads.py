@@ -1,0 +1,203 @@
+"""Trains and compares draft heads for the default model on one GPU, and counts what they are worth on benchmark prompts.
+
+Answers, features and the target are shared by all heads of a call. Started again with the same folders it goes on; a recipe that no longer fits into
+the seconds of this call is left for another one (exit status 3). `--pack` writes what must be kept into a few files of at most 15 MiB.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.bench_answers import MAX_NEW, Answers, make_answers
+from benchmarks.gpu.bench_heads import describe_head, describe_lookups, head_drafts, load_drafts, save_drafts
+from benchmarks.gpu.train_pack import pack
+from specwire.config import DEFAULT_MODEL
+from specwire.train.data import DataConfig
+from specwire.train.deadline import Deadline, TimeUp
+from specwire.train.recipe import Recipe, load_recipe
+from specwire.train.run import Material, TrainOptions, TrainResult, train
+from specwire.train.stored import load_stored
+
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle3": ("eagle3", {"train_seconds": 150, "num_steps": 6000}),
+    "dspark": ("dspark", {"train_seconds": 120, "num_steps": 5000}),
+    "eagle3-short": ("eagle3", {"train_seconds": 40, "num_steps": 1600}),
+    "eagle3-half": ("eagle3", {"train_seconds": 40, "num_steps": 1600, "train_share": 0.5}),
+    "eagle3-kl": ("eagle3", {"train_seconds": 40, "num_steps": 1600, "tv_weight": 0}),
+    "eagle3-unroll3": ("eagle3", {"train_seconds": 40, "num_steps": 1600, "num_draft_tokens": 3}),
+    "eagle3-layers2": ("eagle3", {"train_seconds": 40, "num_steps": 1600, "num_layers": 2}),
+    "dspark-short": ("dspark", {"train_seconds": 40, "num_steps": 1600}),
+    "dspark-layers1": ("dspark", {"train_seconds": 40, "num_steps": 1600, "num_layers": 1}),
+    "dspark-rank128": ("dspark", {"train_seconds": 40, "num_steps": 1600, "markov_rank": 128}),
+}
+"""Name -> recipe and changes. The first two are served, the others what they are compared with."""
+SERVED = ("eagle3", "dspark")
+_ORDER = ("eagle3", "dspark", "eagle3-short", "eagle3-kl", "dspark-short", "eagle3-unroll3")
+_OVERHEAD_S = 15.0
+"""Of a recipe, beside its training."""
+_COUNTING_S = 60.0
+"""Kept for the benchmark prompts and the packing."""
+_LINE_EVERY_S = 10.0
+
+logger = logging.getLogger("train_heads")
+
+
+class Call:
+    """One run of the script.
+
+    Args:
+        options: the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._end = time.monotonic() + options.seconds
+        is_cpu = options.device == "cpu"
+        data = DataConfig(
+            num_prompts=options.num_prompts,
+            max_prompt_tokens=options.max_prompt_tokens,
+            max_answer_tokens=options.max_answer_tokens,
+            rows_per_part=32 if is_cpu else DataConfig().rows_per_part,
+        )
+        self._work, self._results = Path(options.work), Path(options.results)
+        self._bench = self._results / "bench"
+        for folder in (self._work, self._bench):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._base = TrainOptions(
+            options.model, options.prompts, self._work, load_recipe("eagle3"), data, self._work / "answers", options.device, max_seconds=0
+        )
+        self._material: Material | None = None
+        self._last_line = 0.0
+
+    def run(self) -> bool:
+        """Trains and counts what time allows; whether that is all."""
+        self._material = Material(self._base)
+        logger.info("target and %d prompts are there", len(self._material.jobs))
+        num_done = sum(self._train(name) for name in self._options.recipes)  # short ones may fit where long ones do not
+        try:
+            self._count()
+        except TimeUp:
+            logger.info("the benchmark prompts are left for another call")
+            return False
+        return num_done == len(self._options.recipes)
+
+    def _train(self, name: str) -> bool:
+        recipe = self._recipe(name)
+        output = self._work / name
+        if (self._results / name / "head" / "config.json").is_file():
+            return True
+        left = self._end - time.monotonic() - _COUNTING_S
+        needed = recipe.train_seconds + _OVERHEAD_S
+        # One that was begun goes on in any case.
+        if left < needed and not ((output / "checkpoint.pt").is_file() and left > _OVERHEAD_S):
+            logger.info("%s needs %.0f s, %.0f are left: another call's", name, needed, left)
+            return False
+        logger.info("%s, %.0f s left", name, left)
+        result = self._run(name, replace(self._base, output=output, recipe=recipe, max_seconds=left))
+        if result.head is None:
+            logger.info("%s stopped in %s", name, result.phase)
+            return False
+        folder = self._results / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for file in ("curve.json", "run.json"):
+            shutil.copy(output / file, folder / file)
+        shutil.copytree(result.head, folder / "head")
+        return True
+
+    def _run(self, name: str, options: TrainOptions) -> TrainResult:
+        def show(phase: str, done: float, total: float, note: str) -> None:
+            now = time.monotonic()
+            if now - self._last_line >= _LINE_EVERY_S or done >= total:
+                self._last_line = now
+                logger.info("%s: %s %.0f%% %s", name, phase, 100 * done / total, note)
+
+        return train(options, show, self._material)
+
+    def _recipe(self, name: str) -> Recipe:
+        base, changes = RECIPES[name]
+        recipe = replace(load_recipe(base), **changes)
+        return replace(
+            recipe,
+            train_seconds=recipe.train_seconds * self._options.scale,
+            num_steps=self._options.num_steps or round(recipe.num_steps * self._options.scale),
+            tokens_per_step=self._options.tokens_per_step or recipe.tokens_per_step,
+        )
+
+    def _count(self) -> None:
+        """Drafts of all heads behind all tokens of the benchmark's answers, and what they are worth."""
+        names = [name for name in self._options.recipes if (self._results / name / "head" / "config.json").is_file()]
+        if not names or not self._options.bench:
+            return
+        assert self._material is not None, "no target yet"
+        target, deadline = self._material.target, Deadline(max(1.0, self._end - time.monotonic()))
+        path = self._bench / "answers.npz"
+        if not path.is_file():
+            started = time.monotonic()
+            counts = {"max_new": self._options.max_bench_tokens, "num_prompts": self._options.num_bench_prompts}
+            answers = make_answers(target, self._material.tokenizer, self._options.bench, lambda share: deadline.check(), **counts)
+            answers.save(path)
+            logger.info("%d answers to benchmark prompts in %.0f s", len(answers.prompt_lens), time.monotonic() - started)
+        answers = Answers.load(path)
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # lookups take a core, not the GPU
+            lookups: Future[dict[str, Any]] = pool.submit(describe_lookups, path)
+            for name in names:
+                drafts_path = self._bench / f"drafts-{name}.npz"
+                if not drafts_path.is_file():
+                    stored = load_stored(self._results / name / "head", target)
+                    save_drafts(drafts_path, head_drafts(stored, target, answers, deadline, lambda share: None))
+                self._write(describe_head(answers, name, load_drafts(drafts_path), None))
+            self._write(lookups.result())
+        combining = load_drafts(self._bench / "drafts-lookup.npz")
+        for name in names:
+            self._write(describe_head(answers, name, load_drafts(self._bench / f"drafts-{name}.npz"), combining))
+
+    def _write(self, figures: dict[str, Any]) -> None:
+        path = self._results / "heads.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        path.write_text(json.dumps(known | figures, indent=1) + "\n", encoding="utf-8")
+        for name, figure in figures.items():
+            for length, by_temperature in figure.items():
+                cells = (f"{key} {cell['all']} ({cell['without_loops']}) ECE {cell.get('calibration_error')}" for key, cell in by_temperature.items())
+                logger.info("%s %s: %s", name, length, "; ".join(cells))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL file of training prompts")
+    parser.add_argument("--bench", type=Path, help="JSONL file of benchmark prompts, never trained on")
+    parser.add_argument("--work", type=Path, required=True, help="folder of answers and checkpoints, some 500 MB; not needed afterwards")
+    parser.add_argument("--results", type=Path, required=True, help="folder of heads, curves and evaluations")
+    parser.add_argument("--pack", type=Path, help="folder of the packed results")
+    parser.add_argument("--seconds", type=float, default=540.0, help="of this call")
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(_ORDER), metavar="RECIPE", help=", ".join(RECIPES))
+    parser.add_argument("--scale", type=float, default=1.0, help="of all training times")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="target")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--max-prompt-tokens", type=int, default=1024)
+    parser.add_argument("--max-answer-tokens", type=int, default=256)
+    parser.add_argument("--num-prompts", type=int, default=0, help="training prompts; 0 = all that fit")
+    parser.add_argument("--num-bench-prompts", type=int, default=0, help="0 = all that fit")
+    parser.add_argument("--max-bench-tokens", type=int, default=MAX_NEW)
+    parser.add_argument("--num-steps", type=int, default=0, help="instead of the recipes'")
+    parser.add_argument("--tokens-per-step", type=int, default=0, help="instead of the recipes'")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr, force=True)
+    try:
+        return 0 if Call(options).run() else 3
+    finally:
+        if options.pack:
+            pack(options.results, options.work, options.pack, SERVED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
