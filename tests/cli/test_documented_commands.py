@@ -74,6 +74,7 @@ class Stack:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
+        self.model = model
         questions = [{"id": str(i), "category": ("coding", "qa")[i % 2], "turns": [f"abcabc{i}"]} for i in range(4)]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions), encoding="utf-8")
         requests = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 8}]
@@ -168,6 +169,19 @@ def test_a_program(stack: Stack, document: str, program: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(program, document, "exec"), {"__name__": "__main__"})
     assert output.getvalue().strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_offline_program(stack: Stack) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/offline.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    program = program.replace('model="SmolLM2-135M-Instruct"', f"model={str(stack.model)!r}, num_threads=1, kv_cache_memory=8_000_000")
+    assert str(stack.model) in program
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=stack.folder, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert result.returncode == 0, result.stderr
+    assert "The capital of France is -> " in result.stdout
 
 
 @pytest.mark.parametrize("command", STARTS)

@@ -109,6 +109,12 @@ def test_metrics_named_in_the_text_exist(root: Path, document: str) -> None:
     assert {name for name in named - known if not any(one.startswith(name) for one in known)} == set()
 
 
+def test_environment_variables_are_documented(root: Path) -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "specwire").rglob("*.py"))
+    documented = (root / "docs" / "configuration.md").read_text(encoding="utf-8").partition("\n## Environment\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"\bSPECWIRE_[A-Z_]+", documented)) == set(re.findall(r"\bSPECWIRE_[A-Z_]+", sources))
+
+
 def test_generating_changes_nothing_that_is_current(root: Path) -> None:
     result = subprocess.run([sys.executable, root / "docs" / "generate.py"], capture_output=True, text=True, check=True)
     assert result.stdout == ""
