@@ -105,8 +105,12 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_message_bytes=config.max_message_mb << 20,
         rejection_sample_method=config.speculative_config.rejection_sample_method,
+        weights=model.weights_format,
     )
-    logger.info("loaded %s (%s, %s, weights %s) in %s", model_id, description.dtype, description.device, model.weights_hash[:12], phases)
+    logger.info(
+        "loaded %s (%s weights %s, %s, %s) in %s",
+        model_id, description.weights, model.weights_hash[:12], description.dtype, description.device, phases,
+    )  # fmt: skip
     return LoadedVerifier(
         verifier=Verifier(executor, limits, enable_prefix_cache=config.enable_prefix_caching, feature_address=config.feature_address),
         description=description,

@@ -8,10 +8,11 @@ import typer
 from rich.table import Table
 
 from specwire.cli.connection import ConnectionOptions, make_client
-from specwire.console import make_console
+from specwire.console import make_console, make_table
 from specwire.messages import CanaryAction, VariantStatus
 
 _FILE_WIDTH = 140  # columns of the table where there is no terminal
+_NONE = "–"
 _SAID = {
     CanaryAction.START: "The canary runs.",
     CanaryAction.SET_SHARE: "The canary has its new share.",
@@ -45,18 +46,21 @@ def _show(variants: Sequence[VariantStatus], said: str, *, as_json: bool) -> Non
 
 
 def _table(variants: Sequence[VariantStatus]) -> Table:
-    table = Table("variant", "share", "K by batch size", "requests", "ended", "failed", "tokens", "acceptance length", "first token", "per token")
-    for variant in variants:
-        table.add_row(
+    header = ("variant", "K by batch size", "share", "requests", "ended", "failed", "tokens", "acceptance length", "first token", "per token")
+    has_ended = not any(variant.share for variant in variants)  # both have none then
+    rows = [
+        (
             variant.name,
-            f"{100 * variant.share:.4g}%",
             variant.schedule,
+            _NONE if has_ended else f"{100 * variant.share:.4g}%",
             f"{variant.num_requests}",
             f"{variant.num_ended}",
             f"{variant.num_failed}",
             f"{variant.num_generated_tokens}",
-            f"{variant.acceptance_length:.2f}" if variant.num_drafts else "no drafts",
-            f"{variant.first_token_ms:.1f} ms",
-            f"{variant.token_ms:.2f} ms",
+            f"{variant.acceptance_length:.2f}" if variant.num_drafts else _NONE,
+            f"{variant.first_token_ms:.1f} ms" if variant.first_token_ms else _NONE,
+            f"{variant.token_ms:.2f} ms" if variant.token_ms else _NONE,
         )
-    return table
+        for variant in variants
+    ]
+    return make_table(header, rows, num_left=2)

@@ -35,11 +35,11 @@ def service_rows(stack: Stack, verifiers: Sequence[ServiceDescription], drafters
     if stack.http is not None:
         rows.append(("http", stack.http.listen[0], "OpenAI-compatible clients call here"))
     rows += [
-        ("drafter", config.listen[0], " ".join(filter(None, (description.method, description.model_id, description.dtype))))
+        ("drafter", config.listen[0], f"{name_drafts(description.method, description.model_id)} {description.dtype}".rstrip())
         for config, description in zip(stack.drafters, drafters, strict=True)
     ]
     rows += [
-        ("verifier", config.listen[0], f"{description.model_id} {description.dtype} on {description.device}")
+        ("verifier", config.listen[0], f"{description.model_id} {_numbers(description)} on {description.device}")
         for config, description in zip(stack.verifiers, verifiers, strict=True)
     ]
     return rows
@@ -62,7 +62,21 @@ def configuration_rows(stack: Stack, engine: EngineDescription) -> Rows:
     lookups = dict.fromkeys(f"{each.prompt_lookup_min}, {each.prompt_lookup_max}" for each in drafting if "ngram" in each.methods)
     if lookups:
         rows.append(("prompt_lookup_min, prompt_lookup_max", " and ".join(lookups)))
+    if speculative.enable_adaptive_verification:
+        rows.append(("enable_adaptive_verification", "true"))
     return [*rows, ("rejection_sample_method", speculative.rejection_sample_method), ("draft_sample_method", speculative.draft_sample_method)]
+
+
+def name_drafts(method: str, model_id: str) -> str:
+    """Where drafts come from: the method and its model; of methods that look drafts up, and of lists of them, the id alone, which has the name."""
+    names, methods = model_id.split("+"), method.split("+")
+    says_method = len(names) == len(methods) and all(map(str.startswith, names, methods))
+    return model_id if says_method else f"{method} {model_id}".strip()
+
+
+def _numbers(description: ServiceDescription) -> str:
+    """Its dtype, and before it the format of the weights where the dtype does not say it."""
+    return f"{description.weights} weights, {description.dtype}" if description.weights in ("int4", "int8") else description.dtype
 
 
 def clipping(stack: Stack, engine: EngineDescription, drafters: Sequence[ServiceDescription]) -> list[str]:

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specwire.cli.report import name_drafts
 from specwire.cli.status_speculation import speculation
 from specwire.console import make_table
 from specwire.messages import CoordinatorStatus, DrafterStatus, LaneStatus
@@ -99,7 +100,7 @@ def _drafters(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Ta
 def _drafter_row(drafter: DrafterStatus, before: DrafterStatus | None, elapsed_s: float) -> Sequence[str | Text]:
     return (
         drafter.address,
-        " ".join(filter(None, (drafter.method, drafter.model_id))) or _NONE,
+        name_drafts(drafter.method, drafter.model_id) or _NONE,
         _state("not connected" if not drafter.is_connected else "draining" if drafter.is_draining else "late" if drafter.is_late else "ready"),
         f"{drafter.num_open}/{drafter.max_num_seqs}" if drafter.max_num_seqs else str(drafter.num_open),
         _ms(drafter.reply_ms) if drafter.num_replies else _NONE,

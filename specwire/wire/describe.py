@@ -14,7 +14,7 @@ _MAX_TOKENIZER_BYTES = 256 << 20
 _DESCRIPTION_FIELDS = (
     "model_id", "weights_hash", "vocab_size", "tokenizer_fingerprint", "dtype", "numerics_version", "device", "max_model_len", "block_size",
     "num_blocks", "max_num_draft_tokens", "max_num_seqs", "graph_sizes", "build", "instance_id", "method", "max_num_batched_tokens",
-    "max_message_bytes", "use_heterogeneous_vocab", "rejection_sample_method",
+    "max_message_bytes", "use_heterogeneous_vocab", "rejection_sample_method", "weights",
 )  # fmt: skip
 """Fields of a description that are alike on both sides."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from specwire.cli.report import print_report
+from specwire.cli.report import name_drafts, print_report
 from specwire.config_file import read_override
 from specwire.messages import ServiceDescription
 from specwire.stack.plan import StackOptions, plan_stack
@@ -78,3 +78,19 @@ def test_plain_decoding_has_no_schedule() -> None:
     lines = report(options("up.drafters=0"))
     assert "method none: plain decoding" in lines
     assert not [line for line in lines if line.startswith("schedule")]
+
+
+def test_what_was_asked_for_is_shown() -> None:
+    lines = report(options("speculative_config.enable_adaptive_verification=true"), replace(VERIFIER, weights="int4"))
+    assert "enable_adaptive_verification true" in lines
+    assert "verifier unix:sockets/verifier-0 target int4 weights, bfloat16 on cpu" in lines
+    assert not [line for line in report(options()) if line.startswith("enable_adaptive_verification")]
+
+
+def test_a_method_is_named_once() -> None:
+    assert name_drafts("ngram", "ngram-2-4") == "ngram-2-4"
+    assert name_drafts("ngram+suffix", "ngram-2-4+suffix-24") == "ngram-2-4+suffix-24"
+    assert name_drafts("draft_model", "tiny") == "draft_model tiny"
+    assert name_drafts("eagle3", "runs/head") == "eagle3 runs/head"
+    assert name_drafts("ngram", "") == "ngram"
+    assert name_drafts("", "") == ""

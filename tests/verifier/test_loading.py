@@ -114,7 +114,7 @@ def test_a_tokenizer_can_be_left_out(folder, caplog):
     assert (loaded.tokenizer, loaded.description.tokenizer_fingerprint, loaded.description.eos_token_ids) == (None, "", (2,))
     assert "no tokenizer, as asked for" in caplog.text
     assert "no tokenizer.json" not in caplog.text
-    assert re.search(r"loaded tiny-model \(float32, cpu, weights [0-9a-f]{12}\) in [\d.]+ s", caplog.text)
+    assert re.search(r"loaded tiny-model \(fp32 weights [0-9a-f]{12}, float32, cpu\) in [\d.]+ s", caplog.text)
 
 
 def test_synthetic_rates_come_from_the_configuration(folder):

@@ -46,6 +46,7 @@ class Decoder:
         final_norm: [hidden_size].
         head: hidden_size -> vocab_size with float32 output.
         weights_hash: identifies the weights (hex sha256).
+        weights_format: how the linear layers' weights are kept, a name of `specwire.engine.models.weights`; empty = as the dtype says.
         is_tiled: linear layers and head are those of `specwire.engine.cpu`, which computes the passes, too.
     """
 
@@ -58,10 +59,12 @@ class Decoder:
         head: LogitsHead,
         weights_hash: str,
         *,
+        weights_format: str = "",
         is_tiled: bool = False,
     ) -> None:
         self.config = config
         self.weights_hash = weights_hash
+        self.weights_format = weights_format
         self.dtype = embedding.dtype
         self.device = embedding.device
         self._embedding = embedding

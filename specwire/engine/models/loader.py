@@ -163,6 +163,7 @@ def build_decoder(
         final_norm=single("model.norm.weight"),
         head=LogitsHead(head_weight, make_head_linear(weights, head_weight)),
         weights_hash=digest(),
+        weights_format=weights,
         is_tiled=uses_tiles(weights),
     )
 
