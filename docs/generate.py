@@ -21,6 +21,7 @@ from drafter_svc import metrics as drafter_metrics  # noqa: E402
 from specwire.cli import app  # noqa: E402
 from specwire.config import ClientConfig, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig  # noqa: E402
 from specwire.config_fields import MAX_NUMBER, flag_name, format_value  # noqa: E402
+from specwire.config_file import DRAFTING_KEYS  # noqa: E402
 from specwire.http import metrics as http_metrics  # noqa: E402
 from specwire.http.fields import UNSUPPORTED  # noqa: E402
 from specwire.http.vllm_names import VLLM_METRICS  # noqa: E402
@@ -63,7 +64,8 @@ def speculation_table() -> str:
 def foreign_keys_table() -> str:
     """Keys of speculative configurations elsewhere."""
     rows = (
-        (code(name), ", ".join(code(_json_text(value)) for value in key.neutral), re.sub(r"'(\w+)'", r"`\1`", key.remedy)) for name, key in FOREIGN_KEYS.items()
+        (code(name), ", ".join(code(_json_text(value)) for value in key.neutral), re.sub(r"'(\w+)'", r"`\1`", key.remedy))
+        for name, key in FOREIGN_KEYS.items()
     )
     return table(("key", "taken, without effect, as", "instead"), rows)
 
@@ -153,6 +155,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "http": lambda: flags_table(HttpConfig),
     "speculation": speculation_table,
     "foreign keys": foreign_keys_table,
+    "drafting keys": lambda: f"{', '.join(map(code, DRAFTING_KEYS))}.\n",
     "unsupported parameters": lambda: table(("parameter", "why, and what instead"), ((code(name), text) for name, text in UNSUPPORTED.items())),
     "metrics of the coordinator": lambda: metrics_table(exposition.METRICS),
     "metrics of the verifier": lambda: metrics_table(verifier_metrics.METRICS),

@@ -37,8 +37,7 @@ SECTIONS: Mapping[str, type] = {
 }
 _TOP = (SPECULATIVE, *SECTIONS, "drafters")
 _SPECULATIVE_KEYS = (*(field.name for field in dataclasses.fields(SpeculativeConfig)), MEAN_RATE)
-# What a drafter itself needs of speculation; the rest is the same for all services.
-_DRAFTING_KEYS = (
+DRAFTING_KEYS = (
     "method",
     "model",
     "num_speculative_tokens",
@@ -55,6 +54,7 @@ _DRAFTING_KEYS = (
     "parallel_drafting",
     "dspark_draft_topk",
 )
+"""What a drafter itself needs of speculation; the rest is the same for all services."""
 _NULL = "tag:yaml.org,2002:null"
 _MAX_SHOWN = 60
 _MAX_NODES = 20_000  # a thousand drafters with all of their keys
@@ -190,8 +190,8 @@ class _Reader:
         listed = []
         for index, entry in enumerate(node.value):
             name = f"drafters[{index}]"
-            entries = self._entries(entry, name, [*hints, "count", *_DRAFTING_KEYS])
-            speculative = self._settings({key: entries.pop(key) for key in _DRAFTING_KEYS if key in entries}, name, {})
+            entries = self._entries(entry, name, [*hints, "count", *DRAFTING_KEYS])
+            speculative = self._settings({key: entries.pop(key) for key in DRAFTING_KEYS if key in entries}, name, {})
             count = self._count(entries.pop("count", None), name)
             listed.append(ListedDrafter(self._layer(entries, name, hints, speculative), count, self._origin(entry)))
         return tuple(listed)
