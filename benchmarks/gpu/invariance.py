@@ -2,7 +2,8 @@
 
 On a GPU the shape of a batch decides how sums round, so a near tie can fall the other way. Every request is compared with a one-token loop
 through the engine on the same GPU: the share of requests that differ anywhere, and at the first difference of each how far the loop's own token was
-ahead of the next one (z + T * noise). `text` compares greedy answers of the services with a one-token loop on the CPU in float32.
+ahead of the next one (z + T * noise). Batches of equal shapes round alike: `differs_from_plain` counts the requests whose answer is not that of the
+same services without drafts. `text` compares greedy answers of the services with a one-token loop on the CPU in float32.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from tests.integration.stack import NUM_THREADS, Fleet
 SLICES = {"text": 90, "plain": 60, "drafters": 120, "faults": 150}
 """Each alone: they share the start of the services and the reference."""
 MAX_MARGIN, MAX_BORDER = 0.15, 0.02
-"""What rounding in bfloat16 is taken to explain: a lead over the next token (docs/design.md, section 3), and a distance to a filter's border."""
+"""What rounding in bfloat16 is taken to explain: a lead over the next token (docs/design.md, section 3), which is what a border of top-k is, too; and
+a share of the mass at a border of top-p."""
+PLAIN = "no drafter"
 _CPU_THREADS = 8
 _TINY_VOCAB = 256
 
@@ -46,12 +49,24 @@ class Suite:
     expected: Mapping[int, Expected]
     fleet: Fleet
     sockets: Path
+    answers: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    """Token ids by configuration and case, of those that ran with all cases."""
 
     async def run(self, configuration: Configuration, cases: Sequence[Case] | None = None) -> Outcome:
         """The cases, by default all of them, through a configuration."""
         chosen = list(range(len(self.cases))) if cases is None else [self.cases.index(case) for case in cases]
         expected = {number: self.expected[index] for number, index in enumerate(chosen)}
-        return await run(configuration, self.fleet, self.sockets, [self.cases[index] for index in chosen], expected)
+        outcome = await run(configuration, self.fleet, self.sockets, [self.cases[index] for index in chosen], expected)
+        if cases is None:
+            got = {self.cases.index(difference.case): difference.got for difference in outcome.differences}
+            self.answers[configuration.name] = {index: got.get(index, one.token_ids) for index, one in self.expected.items()}
+        return outcome
+
+    def num_different(self, left: str, right: str) -> int | None:
+        """Requests that two configurations answer differently; None if not both ran."""
+        if left not in self.answers or right not in self.answers:
+            return None
+        return sum(self.answers[left][index] != self.answers[right][index] for index in self.expected)
 
     def margin(self, difference: Difference) -> tuple[float, float]:
         """(lead, distance to a filter's border) of the loop's token there; a text that ends early or goes on is no near tie of anything."""
@@ -82,12 +97,17 @@ def describe(suite: Suite, outcome: Outcome) -> dict[str, Any]:
         "diverged_share": len(first) / outcome.num_requests,
         "median_margin": _finite(statistics.median(leads)) if leads else None,
         "largest_margin": _finite(leads[-1]) if leads else None,
-        "unexplained": sum(lead > MAX_MARGIN and border > MAX_BORDER for _, lead, border in first),
+        "differs_from_plain": suite.num_different(outcome.configuration.name, PLAIN),
+        "unexplained": sum(lead > MAX_MARGIN and border > _border_limit(at.case) for at, lead, border in first),
         "first_differences": [
             {"prompt": at.case.prompt, "sampling": at.case.sampling, "position": at.position, "margin": _finite(lead), "border": _finite(border)}
             for at, lead, border in first
         ],
     }
+
+
+def _border_limit(case: Case) -> float:
+    return MAX_BORDER if case.params.top_p < 1 else MAX_MARGIN
 
 
 def _finite(value: float) -> float | None:
