@@ -4,6 +4,7 @@ import asyncio
 import copy
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError
@@ -11,6 +12,9 @@ from specwire.messages import ServiceDescription
 from specwire.policy.calibration import CalibrationStatistics, Calibrator
 from specwire.policy.calibration_file import load_calibration, save_calibration
 from specwire.policy.capacity import EngineDescription
+
+if TYPE_CHECKING:
+    from .admission import Admission
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +96,13 @@ class Calibration:
     @property
     def _num_counted(self) -> float:
         return float(self.calibrator.trials.sum())
+
+
+def need_calibration(admission: "Admission", engine: EngineDescription) -> None:
+    """Makes it, if nothing needed it before."""
+    if admission.calibration is None:
+        admission.calibration = Calibration(admission.config, engine)
+        admission.calibration.start()
 
 
 def check_acceptance(verifier: ServiceDescription) -> None:

@@ -18,7 +18,8 @@ from specwire.tokenizer import Tokenizer
 
 from .admission import Admission, check_request
 from .balance import Balancer
-from .calibration import Calibration, check_acceptance
+from .calibration import check_acceptance, need_calibration
+from .canary import set_canary
 from .counters import Counters
 from .discovery import Resolver, resolve_host
 from .ending import end_sequence, fail_request, progress_of
@@ -33,7 +34,7 @@ from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
 from .sink import Sink
 from .stop import StopRules
-from .variants import Variants, set_canary
+from .variants import Variants
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ class Engine:
         return self._admission.variants
 
     def set_canary(self, action: CanaryAction, share: float, config: str) -> tuple[VariantStatus, ...]:
-        """Starts, changes or ends the canary; see coordinator.variants.set_canary."""
+        """Starts, changes or ends the canary; see coordinator.canary.set_canary."""
         answer = set_canary(self._admission, action, share, config)
         assert self.description is not None, "a canary is only of an engine that is described"
         in_effect = dataclasses.replace(self._config, speculative_config=self.variants.speculative)
@@ -263,9 +264,8 @@ class Engine:
             logger.info("clipped: %s", reason)
         self.speculation = tuple(effective_speculation(self._config, engine))
         logger.info("speculation: %s", ", ".join(f"{setting.key} {setting.value}" for setting in self.speculation))
-        if self._config.speculative_config.enable_adaptive_verification and engine.num_speculative_tokens:
-            self._admission.calibration = Calibration(self._config, engine)
-            self._admission.calibration.start()
+        if self.variants.is_adaptive and engine.num_speculative_tokens:
+            need_calibration(self._admission, engine)
         self._fleet.connect_drafters()
 
     def _lane_changed(self) -> None:

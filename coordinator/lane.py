@@ -53,6 +53,7 @@ class Lane:
         pins: its sequences that look for a drafter.
         policy: of adaptive verification; None without it.
         canary: the canary that runs, and its schedule here.
+        is_canary_adaptive: its rows have adaptive verification and the others have not (True), or the other way round; None: all alike.
         leaving: sequences that go to another lane between two steps.
         free, epochs: unused slots, and the last epoch of every slot.
     """
@@ -80,6 +81,7 @@ class Lane:
         self.max_num_batched_tokens = 0
         self.schedule = SteadySchedule(())
         self.canary: tuple[Variant, SteadySchedule] | None = None
+        self.is_canary_adaptive: bool | None = None
         self.policy: LanePolicy | None = None
         self.num_speculative_tokens = self.vocab_size = 0
         self.block_size = 1
@@ -238,7 +240,8 @@ class Lane:
         self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
         self.half_batches_from = least_halved(self.admission.config, self.max_outstanding_rounds, f"lane {self.index}")
         self.num_free_blocks = welcome.free_blocks
-        self.policy = self._new_policy()
+        self.policy = None
+        self.use_policy()
         self.epochs = [0] * engine.max_num_seqs
         self.free = list(reversed(range(engine.max_num_seqs)))
         self.next_round, self.preempted_round, self.is_lockstep = 1, 0, False
@@ -248,13 +251,15 @@ class Lane:
         logger.info("lane %d: verifier %s is there", self.index, self.address)
         self.admission.lane_changed()
 
-    def _new_policy(self) -> LanePolicy | None:
-        """What was learned of the steps of another process need not hold for this one; what scores are worth is known by all lanes."""
+    def use_policy(self) -> None:
+        """Begins or ends adaptive verification, as the configurations of now have it. What was learned of the steps of another process need not hold
+        for this one; what scores are worth is known by all lanes."""
         calibration = self.admission.calibration
-        if calibration is None:
-            return None
-        config, label = self.admission.config, f"lane {self.index}"
-        return LanePolicy(config, calibration, self.verify_cost, self.num_speculative_tokens, self.max_outstanding_rounds, label)
+        if calibration is None or not self.admission.variants.is_adaptive:
+            self.policy = None
+        elif self.policy is None:
+            config, label = self.admission.config, f"lane {self.index}"
+            self.policy = LanePolicy(config, calibration, self.verify_cost, self.num_speculative_tokens, self.max_outstanding_rounds, label)
 
     def _drain(self) -> None:
         """The verifier is about to stop: no further rounds."""

@@ -73,7 +73,8 @@ class DraftLink:
 
     def can_take(self, sequence: "Sequence") -> bool:
         drafter = self.drafter
-        return self.is_usable and drafter.num_open < drafter.max_num_seqs and len(sequence.token_ids) < drafter.window
+        has_room = self.is_usable and drafter.num_open < drafter.max_num_seqs and len(sequence.token_ids) < drafter.window
+        return has_room and self.lane.admission.variants.may_draft(sequence, drafter)
 
     def take(self, sequence: "Sequence", num_failures: int = 0) -> None:
         """Gives a sequence a slot; its Open goes with the next message."""

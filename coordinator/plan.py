@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import mixed
 from .chunks import share_chunks
 from .halves import half_of, most_in_flight, take_half
 from .sequence import Sequence
@@ -49,6 +50,7 @@ class Plan:
             for those that hold rows of its sequences.
         times: filled in as the step goes on.
         choice: of adaptive verification, filled in likewise; None without it, and where nobody could be asked.
+        adaptive_rows: that the choice is about; None = all.
     """
 
     decodes: list[Sequence]
@@ -60,6 +62,7 @@ class Plan:
     is_drafting: bool
     times: StepTimes
     choice: "Choice | None" = None
+    adaptive_rows: list[int] | None = None
 
 
 def make_plan(lane: "Lane") -> Plan | None:
@@ -86,14 +89,26 @@ def make_plan(lane: "Lane") -> Plan | None:
     if decodes:
         reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
         k = max(0, min(k, (num_batched_tokens - reserve) // num_rows - 1))
-    may_open, choice = k > 0, None
-    if may_open and lane.policy is not None:
-        choice = lane.policy.choose(lane, decodes, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding), k)
-        k = k if choice is None else choice.request.num_drafts
-    num_drafts = _num_drafts(lane, decodes, k, choice)
+    may_open, choice, is_mixed = k > 0, None, lane.is_canary_adaptive is not None and lane.policy is not None
+    ceilings: list[int] = []
     if lane.canary is not None:
-        canary, ceilings = lane.canary[0], (base_k, canary_k)
-        num_drafts = [min(number, ceilings[row.request.variant is canary]) for row, number in zip(decodes, num_drafts, strict=True)]
+        canary = lane.canary[0]
+        ceilings = [min(k, canary_k if row.request.variant is canary else base_k) for row in decodes]
+    if may_open and lane.policy is not None:
+        rows, most, around = decodes, k, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding)
+        if is_mixed:
+            rows, around = mixed.beside(decodes, mixed.adaptive_rows(lane, decodes), ceilings, around)
+            most = min(k, canary_k if lane.is_canary_adaptive else base_k)
+        choice = lane.policy.choose(lane, rows, around, most)
+        if not is_mixed:
+            k = k if choice is None else choice.request.num_drafts
+    num_drafts = _num_drafts(lane, decodes, k, None if is_mixed else choice)
+    if is_mixed and choice is not None:
+        own = mixed.adaptive_rows(lane, decodes)
+        for row, number in zip(own, _num_drafts(lane, [decodes[row] for row in own], choice.request.num_drafts, choice), strict=True):
+            num_drafts[row] = number
+    if ceilings:
+        num_drafts = list(map(min, num_drafts, ceilings))
     is_drafting = any(num_drafts)
     if is_halving and is_drafting:
         decodes, num_drafts = take_half(decodes, num_drafts, num_rows)
@@ -103,16 +118,19 @@ def make_plan(lane: "Lane") -> Plan | None:
     chunks = _chunks(lane, decodes, prefills, sum(num_drafts), is_decoding=is_decoding)
     if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=may_open) for link in lane.links)):
         return None
-    if choice is not None:
+    own_rows = None
+    if choice is not None and is_mixed:
+        own_rows = mixed.settle(choice, lane, decodes, num_drafts, chunks)
+    elif choice is not None:
         choice.settle(decodes, chunks, is_drafting=is_drafting)
     ahead = _open_ahead(lane, prefills, chunks) if len(chunks) < len(prefills) else []
-    return Plan(decodes, num_drafts, chunks, ahead, k, may_open, is_drafting, times, choice)
+    return Plan(decodes, num_drafts, chunks, ahead, k, may_open, is_drafting, times, choice, own_rows)
 
 
 def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
     """The drafts worth verifying: with dynamic K, as many as the plan gave each sequence; with adaptive verification, the best ones of all."""
     if plan.choice is not None and plan.is_drafting:
-        return plan.choice.keep(plan, drafts)
+        return plan.choice.keep(plan, drafts) if plan.adaptive_rows is None else mixed.keep(plan, drafts)
     return [draft[:most] if len(draft) > most else draft for draft, most in zip(drafts, plan.num_drafts, strict=True)]
 
 

@@ -3,35 +3,30 @@
 Drafts never change tokens, so that a request may have its configuration changed in the middle: both ends take effect at the next step.
 """
 
-import dataclasses
 import json
 import logging
 import random
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
-from specwire.messages import CanaryAction, VariantStatus
+from specwire.messages import VariantStatus
 from specwire.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.policy.capacity import EngineDescription
-from specwire.policy.schedule import SteadySchedule, dense_schedule, describe_clipping, schedule_ranges
-from specwire.speculative_config import SpeculativeConfig, read_keys
+from specwire.policy.schedule import SteadySchedule, dense_schedule, schedule_ranges
+from specwire.speculative_config import SpeculativeConfig
+
+from .canary_config import CHANGEABLE, changed
 
 if TYPE_CHECKING:
-    from .admission import Admission
+    from .drafters import Drafter
     from .lane import Lane
     from .sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
 BASE, CANARY = "base", "canary"
-_K, _SCHEDULE = "num_speculative_tokens", "num_speculative_tokens_per_batch_size"
-CHANGEABLE = (_K, _SCHEDULE)
-"""Keys in which a canary may differ. K and its schedule say how many drafts a request is given; all else is a matter of the services themselves."""
-_WHY_NOT = {
-    "enable_adaptive_verification": "it chooses for all sequences of a step together; what a canary says is a ceiling of what it chooses",
-}
-_OTHER_SERVICES = "drafters and verifiers are started with it; start another coordinator with other ones"
 
 
 class Variant:
@@ -113,17 +108,33 @@ class Variants:
         self._hysteresis_steps = hysteresis_steps
         self._credit = 0.0
         self._random = random.Random()
+        self._own_method = ""
+        self._is_own_for_all = False
 
-    def start(self, share: float, config: str, engine: EngineDescription) -> None:
+    @property
+    def is_adaptive(self) -> bool:
+        """Adaptive verification chooses for some of them."""
+        canary = self.canary
+        return self.speculative.enable_adaptive_verification or (canary is not None and canary.speculative.enable_adaptive_verification)
+
+    def may_draft(self, sequence: "Sequence", drafter: "Drafter") -> bool:
+        """Whether a sequence's variant takes drafts of a drafter: a canary with a method of its own has all drafters of that, and no others have."""
+        if not self._own_method:
+            return True
+        wants = self._is_own_for_all if self.canary is None else sequence.request.variant is self.canary
+        return wants == (drafter.description is not None and drafter.description.method == self._own_method)
+
+    def start(self, share: float, config: str, engine: EngineDescription, methods: Collection[str] | None = None) -> None:
         """Begins a canary.
 
         Args:
             share: of the requests, 0 to 1; 0 = those alone that ask for it.
             config: keys of the speculative configuration, as JSON.
+            methods: of the drafters that are connected; None = they are not known yet.
 
         Raises:
             InvalidArgumentError, UnsupportedError: a share, key or value that can't be.
-            FailedPreconditionError: there is a canary, or nothing is drafted at all.
+            FailedPreconditionError: there is a canary, nothing is drafted at all, or no drafter has the canary's method.
         """
         if self.canary is not None:
             raise FailedPreconditionError("a canary runs already; promote it or roll it back first")
@@ -131,11 +142,20 @@ class Variants:
         if not engine.num_speculative_tokens:
             raise FailedPreconditionError("nothing is drafted here, so that no canary could differ; start the coordinator with drafters")
         speculative = changed(self.speculative, config, engine.num_speculative_tokens)
+        own_method = "" if speculative.method == self.speculative.method else "+".join(speculative.methods)
+        if own_method and methods is not None and own_method not in methods:
+            there = ", ".join(sorted(methods)) or "none"
+            raise FailedPreconditionError(
+                f"the canary's method is {own_method}, but no drafter that is connected has it (connected: {there}); "
+                "start one and name it with --drafters"
+            )
         k = min(speculative.num_speculative_tokens, engine.num_speculative_tokens)
         table = tuple(dense_schedule(speculative.num_speculative_tokens_per_batch_size, k, engine.max_num_seqs))
         self.base, self.canary = Variant(BASE, self.speculative, engine.schedule), Variant(CANARY, speculative, table)
         self.measured = self.base, self.canary
         self.share, self._credit = share, 0.0
+        if own_method:
+            self._own_method = own_method
         logger.info("canary: %.4g%% of the requests run with %s", 100 * share, config)
 
     def set_share(self, share: float) -> None:
@@ -148,6 +168,7 @@ class Variants:
     def promote(self) -> tuple[int, ...]:
         """Ends the canary: its configuration is that of all requests. Returns K by batch size."""
         canary = self._need()
+        self._is_own_for_all = self._is_own_for_all or canary.speculative.method != self.speculative.method
         self.speculative = canary.speculative
         self._end()
         logger.info("canary: promoted; K by batch size %s", schedule_ranges(canary.table))
@@ -188,6 +209,9 @@ class Variants:
         lane.schedule = SteadySchedule(table, self._hysteresis_steps)
         canary = self.canary
         lane.canary = None if canary is None else (canary, SteadySchedule(canary.table, self._hysteresis_steps))
+        is_adaptive = False if canary is None else canary.speculative.enable_adaptive_verification
+        is_alike = canary is None or is_adaptive == self.speculative.enable_adaptive_verification
+        lane.is_canary_adaptive = None if is_alike else is_adaptive
 
     def status(self) -> tuple[VariantStatus, ...]:
         """Of the canary that runs and its base; empty without one."""
@@ -217,69 +241,6 @@ def check_variant(name: str) -> None:
     """Raise UnsupportedError unless a request may ask for it. It may ask for the canary also when none runs: whoever does goes on at its end."""
     if name not in ("", BASE, CANARY):
         raise UnsupportedError(f"variant {name!r} is not served; only {BASE} and {CANARY} are: leave variant empty")
-
-
-def set_canary(admission: "Admission", action: CanaryAction, share: float, config: str) -> tuple[VariantStatus, ...]:
-    """Does what is asked for with the canary, on all lanes from their next steps on. Returns what base and canary came to so far.
-
-    Raises:
-        InvalidArgumentError, UnsupportedError, FailedPreconditionError: it can't be done.
-    """
-    variants, engine = admission.variants, admission.description
-    if engine is None:
-        raise FailedPreconditionError("no verifier was reached yet, so that it is not known what a canary may be; wait until health is SERVING")
-    if action is CanaryAction.START:
-        variants.start(share, config, engine)
-    elif action is CanaryAction.SET_SHARE:
-        variants.set_share(share)
-    elif action is CanaryAction.PROMOTE:
-        table = variants.promote()
-        schedule = variants.speculative.num_speculative_tokens_per_batch_size
-        reasons = [reason for reason in engine.reasons if not reason.startswith("[")]
-        reasons += describe_clipping(schedule, engine.num_speculative_tokens, engine.max_num_seqs)
-        engine = admission.description = dataclasses.replace(engine, schedule=table, reasons=tuple(reasons))
-    else:
-        variants.roll_back()
-    for lane in admission.lanes:
-        variants.equip(lane, engine.schedule)
-        lane.wake()
-    return variants.last_status()
-
-
-def changed(speculative: SpeculativeConfig, config: str, most: int) -> SpeculativeConfig:
-    """A configuration with other values of some keys. A K without a schedule replaces the schedule, too.
-
-    Args:
-        config: those keys, as JSON.
-        most: K for which the services were started.
-
-    Raises:
-        InvalidArgumentError: an unknown key or a wrong value, or nothing is changed.
-        UnsupportedError: a key in which requests of one coordinator can't differ.
-    """
-    given = read_keys(config)
-    for key, value in given.items():
-        if key not in CHANGEABLE and value != getattr(speculative, key, None):
-            why = _WHY_NOT.get(key, _OTHER_SERVICES)
-            raise UnsupportedError(f"the canary's {key} is {value!r}, but it may differ only in {' and '.join(CHANGEABLE)}: {why}")
-    values: dict[str, Any] = {key: given[key] for key in CHANGEABLE if key in given}
-    if _K in values:
-        values = {_SCHEDULE: None} | values
-        if isinstance(values[_K], int) and values[_K] > most:
-            text = f"the canary's {_K} is {values[_K]}, but the services were started for {most}"
-            raise InvalidArgumentError(f"{text}; choose that or less, or restart them with more and a schedule that gives the base less")
-    if isinstance(values.get(_SCHEDULE), list):
-        values[_SCHEDULE] = tuple(tuple(entry) if isinstance(entry, list) else entry for entry in values[_SCHEDULE])
-    checked = SpeculativeConfig(**values)
-    k = checked.num_speculative_tokens if _K in values else speculative.num_speculative_tokens
-    if speculative.synthetic_acceptance_rates is not None:
-        values["synthetic_acceptance_rates"] = speculative.synthetic_acceptance_rates[:k]
-    if speculative.synthetic_acceptance_length is not None:
-        values["synthetic_acceptance_length"] = min(speculative.synthetic_acceptance_length, k + 1)
-    result = dataclasses.replace(speculative, **values)
-    if result == speculative:
-        raise InvalidArgumentError(f"the canary's configuration is that of all requests; change {' or '.join(CHANGEABLE)}")
-    return result
 
 
 def _mean_ms(histogram: Histogram) -> float:

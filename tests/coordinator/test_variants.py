@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.canary_config import changed
 from coordinator.exposition import collect
-from coordinator.variants import BASE, CANARY, changed
+from coordinator.variants import BASE, CANARY
 from specwire.cli import commands  # noqa: F401 - registers the commands
 from specwire.cli.app import app
 from specwire.client import AsyncClient
@@ -21,7 +22,7 @@ from tests.http.serving import http_served
 from tests.scripted.cluster import Cluster, Running
 from tests.scripted.collect import CollectingSink
 from tests.scripted.drafter import DrafterScript
-from tests.security.key_file import KEY, OTHER_KEY, File, entry
+from tests.security.key_file import OTHER_KEY, File, entry
 
 START, SET_SHARE, PROMOTE, ROLL_BACK = CanaryAction
 NO_DRAFTS = '{"num_speculative_tokens_per_batch_size": [[1, 1, 0]]}'
@@ -132,8 +133,15 @@ async def test_what_is_refused() -> None:
             (0.1, '{"num_speculative_tokens": 0}', InvalidArgumentError, "num_speculative_tokens is 0"),
             (0.1, '{"num_speculative_tokens_per_batch_size": [[2, 3, 1]]}', InvalidArgumentError, "must start at 1"),
             (0.1, '{"num_speculative_token": 3}', InvalidArgumentError, "did you mean 'num_speculative_tokens'"),
-            (0.1, '{"method": "suffix"}', UnsupportedError, "drafters and verifiers are started with it"),
-            (0.1, '{"enable_adaptive_verification": true}', UnsupportedError, "all sequences of a step together"),
+            (
+                0.1,
+                '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}',
+                UnsupportedError,
+                "are started with it",
+            ),
+            (0.1, '{"method": "suffix"}', FailedPreconditionError, "no drafter that is connected has it (connected: scripted)"),
+            (0.1, '{"method": null}', UnsupportedError, "num_speculative_tokens_per_batch_size [[1, 1, 0]]"),
+            (0.1, '{"enable_adaptive_verification": 1}', InvalidArgumentError, "must be true or false"),
         ]
         for share, config, kind, text in refusals:
             with pytest.raises(kind) as error:
@@ -191,12 +199,13 @@ async def test_metrics_by_variant() -> None:
 
 async def test_from_the_command_line_and_over_http(socket_dir: Path, tmp_path: Path) -> None:
     keys = File(tmp_path / "keys.yaml")
-    keys.write(entry(may_operate=True), entry("red", OTHER_KEY))
+    keys.write(entry("red", OTHER_KEY))
+    key = CliRunner().invoke(app, ["keys", "new", "operator", "--file", keys.path, "--may-operate"]).stdout.strip()
     async with http_served(socket_dir, coordinator={"api_keys": keys.path}) as served:
         address = f"unix:{socket_dir}/coordinator.sock"
 
         async def canary(*arguments: str, status: int = 0) -> str:
-            command = ["canary", *arguments, "--address", address, "--api-key", KEY]
+            command = ["canary", *arguments, "--address", address, "--api-key", key]
             result = await asyncio.to_thread(CliRunner().invoke, app, command)
             assert result.exit_code == status, result.output
             return result.output
@@ -206,14 +215,14 @@ async def test_from_the_command_line_and_over_http(socket_dir: Path, tmp_path: P
         body = {"prompt": "a", "max_tokens": 30, "temperature": 0, "seed": 1, "return_token_origins": True}
         answers = {}
         for variant in (BASE, CANARY):
-            answer = await served.post("/v1/completions", body, x_specwire_variant=variant, authorization=f"Bearer {KEY}")
+            answer = await served.post("/v1/completions", body, x_specwire_variant=variant, authorization=f"Bearer {key}")
             answers[variant] = answer.json["choices"][0]
         assert answers[BASE]["text"] == answers[CANARY]["text"]
         base_k, canary_k = (
             answers[variant]["speculation"]["num_draft_tokens"] / answers[variant]["speculation"]["num_drafts"] for variant in answers
         )
         assert canary_k == 1 < base_k
-        wrong = await served.post("/v1/completions", body, x_specwire_variant="blue", authorization=f"Bearer {KEY}")
+        wrong = await served.post("/v1/completions", body, x_specwire_variant="blue", authorization=f"Bearer {key}")
         assert (wrong.status, "'blue' is not served" in wrong.json["error"]["message"]) == (400, True)
 
         shown = json.loads(await canary("status", "--json"))["variants"]

@@ -42,6 +42,7 @@ class DrafterScript:
     max_num_draft_tokens: int = 16
     tokenizer_fingerprint: str = ""
     instance_id: str = ""  # a new one for each drafter
+    method: str = "scripted"
     acceptance: float | Callable[[DraftOpen], float] = 1.0
     num_catch_up_rounds: int = 0
     garbage: tuple[str, ...] = ()
@@ -91,7 +92,7 @@ class ScriptedDrafter:
         return ServiceDescription(
             model_id="scripted-draft", instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, tokenizer_fingerprint=script.tokenizer_fingerprint,
-            method="scripted", draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes, feature_sets=script.feature_sets,
+            method=script.method, draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes, feature_sets=script.feature_sets,
         )  # fmt: skip
 
     def open_session(self) -> DraftSession:

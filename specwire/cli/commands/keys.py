@@ -26,6 +26,7 @@ def new(
     tokens_per_minute: Annotated[int, typer.Option(help="Tokens of prompts and outputs in a minute; 0 = no limit.")] = 0,
     min_priority: Annotated[int | None, typer.Option(help="Lowest number that its requests may have as their priority; left out = any.")] = None,
     expires: Annotated[str | None, typer.Option(help="Date or time (UTC) from which it is refused, such as 2030-12-31.")] = None,
+    may_operate: Annotated[bool, typer.Option("--may-operate", help="It may also change what is done for all, such as a canary.")] = False,
 ) -> None:
     """Make an API key: its hash goes into the file, the key to standard output."""
     from specwire.cli.keys import add_key
@@ -40,4 +41,5 @@ def new(
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
             min_priority=min_priority,
+            may_operate=may_operate,
         )
