@@ -1,8 +1,10 @@
 """Adaptive verification in a lane's step: what the policy is told of a step, and what its choices come to. How it chooses is said in
 specwire.policy.adaptive."""
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
@@ -132,7 +134,8 @@ class LanePolicy:
             choice.request, scores, np.array(lengths), np.array(groups), choice.shape, choice.num_sampling
         )  # fmt: skip
         if choice.is_observed:
-            self._grade(choice, kept, places, most if is_whole else [most[row] for row in rows])
+            choice.num_asked = np.array([min(place.num_asked, plan.num_drafts[row]) for place, row in zip(places, rows, strict=True)])
+            _once_sent(lambda: _grade(choice, kept, places))
         numbers = kept.num_kept.tolist()
         choice.budget = sum(numbers)
         if choice.budget < num_offered:
@@ -149,8 +152,9 @@ class LanePolicy:
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
         if not choice.is_observed:
             return
-        if choice.kept is not None:
-            self._observe_drafts(choice, choice.kept, _rows_of_round(round_, choice.rows), result)
+        if (kept := choice.kept) is not None:
+            rows = _rows_of_round(round_, choice.rows)
+            _once_sent(lambda: self._observe_drafts(choice, kept, rows, result))
         self.cost.drafts = choice.curves
         if self.cost.unknown or not timing.received_ns:
             return
@@ -194,15 +198,6 @@ class LanePolicy:
         num_accepted[num_accepted > kept.num_kept] = -1
         self.policy.observe(kept, num_asked, grades, num_accepted)
 
-    def _grade(self, choice: Choice, kept: Kept, places: "list[DraftSlot]", most: list[int]) -> None:
-        """Gives sequences whose drafters answered new grades; the old ones are kept in the choice."""
-        choice.num_asked = np.array([min(place.num_asked, number) for place, number in zip(places, most, strict=True)])
-        choice.grades = np.array([place.grade for place in places])
-        old = np.array([place.quality for place in places])
-        qualities = blend_qualities(old, kept.survival, choice.num_asked, is_lone=choice.request.is_lone)
-        for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
-            place.quality, place.grade, place.graded_step = quality, grade, choice.step
-
     def _group(self, place: "DraftSlot") -> int:
         """What kind of drafts a place's are; found once."""
         if place.group >= 0:
@@ -233,6 +228,22 @@ def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     """About how many of `total` decoding sequences are whose, where so many are open at each drafter; those that still prefill are open, too."""
     num_open = sum(numbers)
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
+
+
+def _once_sent(learn: Callable[[], None]) -> None:
+    """Learns while the peers work: what the step is about to send goes out in the event loop's next turn, this comes in the one after it. In the
+    order of the calls, and before an answer to what is sent can come; the next plan may still know nothing of it."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.call_soon, learn)
+
+
+def _grade(choice: Choice, kept: Kept, places: "list[DraftSlot]") -> None:
+    """Gives sequences whose drafters answered new grades; the old ones are kept in the choice."""
+    choice.grades = np.array([place.grade for place in places])
+    old = np.array([place.quality for place in places])
+    qualities = blend_qualities(old, kept.survival, choice.num_asked, is_lone=choice.request.is_lone)
+    for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
+        place.quality, place.grade, place.graded_step = quality, grade, choice.step
 
 
 def _rows_of_round(round_: "Round", rows: Rows[int]) -> Rows[int]:
