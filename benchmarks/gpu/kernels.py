@@ -154,9 +154,9 @@ _TUNINGS = [
     AttentionTuning(few_min_split=256),
     AttentionTuning(few_items=49, few_min_split=128),
     AttentionTuning(many_items=132),
-    AttentionTuning(staggered=12),
+    AttentionTuning(staggered=0),
+    AttentionTuning(staggered_from=64),
     AttentionTuning(staggered=24),
-    AttentionTuning(staggered=48),
     AttentionTuning(tile_positions=32, num_stages=7),
     AttentionTuning(tile_rows=32),
 ]

@@ -26,6 +26,7 @@ class AttentionTuning:
         many_items, many_min_split: likewise for larger steps, whose pieces are small enough that none runs long after the others.
         staggered: requests of one tile that larger steps cut in two, each at another place: where all requests are equally long, programs would
             else begin and end together, and memory is idle in between.
+        staggered_from: steps of so many tiles and more do that; with fewer, a tile that runs long leaves others without work.
         num_stages, large_stages: depth of the software pipeline of small and large tiles. Block tables take a part of the stages: two tiles
             of keys and values are under way at 5, three at 7.
         num_warps: warps of a program.
@@ -37,13 +38,14 @@ class AttentionTuning:
     few_min_split: int = 192
     many_items: int = 264
     many_min_split: int = 2048
-    staggered: int = 0
+    staggered: int = 12
+    staggered_from: int = 160
     num_stages: int = 5
     large_stages: int = 5
     num_warps: int = 4
 
 
-PREFILL_TUNING = AttentionTuning(tile_rows=128, many_min_split=4096, num_warps=8)
+PREFILL_TUNING = AttentionTuning(tile_rows=128, many_min_split=4096, staggered=0, num_warps=8)
 """For steps with long chunks: large tiles read keys and values less often, and decode rows beside them pay a little."""
 
 
@@ -111,6 +113,7 @@ class DeviceAttentionPlan:
             MANY_ITEMS=tuning.many_items,
             MANY_MIN=tuning.many_min_split // tuning.tile_positions,
             STAGGERED=tuning.staggered,
+            STAGGERED_FROM=tuning.staggered_from,
             RECORD=RECORD,
             num_warps=4,
         )
@@ -132,6 +135,7 @@ def write_items(
     MANY_ITEMS: tl.constexpr,
     MANY_MIN: tl.constexpr,
     STAGGERED: tl.constexpr,
+    STAGGERED_FROM: tl.constexpr,
     RECORD: tl.constexpr,
 ):
     """Tiles of split requests first: they take longest, and their places in the list are their places in the scratch."""
@@ -154,7 +158,7 @@ def write_items(
     if STAGGERED > 0:
         can = (splits == 1) & (tiles == 1) & (length > 1)
         rank = tl.cumsum(can.to(tl.int32), 0) - 1
-        cut = can & (rank < STAGGERED) & (is_few == 0)
+        cut = can & (rank < STAGGERED) & (is_few == 0) & (tl.sum(tiles, 0) >= STAGGERED_FROM)
         splits = tl.where(cut, 2, splits)
         split_length = tl.where(cut, 1 + rank % tl.maximum(length - 1, 1), split_length)
 

@@ -74,7 +74,7 @@ def test_requests_that_are_cut_at_different_places(staggered):
     """More requests than are cut, and among them some that can't be: of one tile, of several row tiles, or split anyway."""
     segments = [(1, 70), (2, 15), (0, 0), (1, 33), (20, 50), (1, 150), (1, 64), (3, 65), (1, 70), (1, 17)]
     arguments = random_batch(segments, 6, 2, 16, torch.float32, seed=staggered)
-    tuning = dataclasses.replace(TUNING, few_items=3, many_min_split=96, staggered=staggered)
+    tuning = dataclasses.replace(TUNING, few_items=3, many_min_split=96, staggered=staggered, staggered_from=4)
     plan = DeviceAttentionPlan(AttentionScratch(2, 16, DEVICE, tuning), len(segments), 64, 32, 6)
     torch.testing.assert_close(run(plan, *arguments, 0.25).double(), expected(*arguments, 0.25), atol=1e-5, rtol=0, equal_nan=True)
     splits = plan.items[:, 7] // 65536
