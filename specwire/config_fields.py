@@ -66,6 +66,9 @@ def check_field(field: "dataclasses.Field[Any]", value: Any, name: str) -> None:
     if isinstance(value, str) and not is_unicode(value):
         raise InvalidArgumentError(f"{name} is {value!r}, which is no UTF-8; write it in UTF-8")
     if rules["pattern"] is not None and not re.fullmatch(rules["pattern"], value):
+        words = rules["pattern"].split("|")
+        if all(map(str.isalnum, words)):
+            raise InvalidArgumentError(f"{name} is {value!r}, but must be one of {', '.join(words)}")
         raise InvalidArgumentError(f"{name} is {value!r}, but must be: {rules['help']}")
     if rules["lowest_port"] is not None and (value or field.default):
         if isinstance(value, str):

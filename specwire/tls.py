@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 _HANDSHAKE_TURNS = 4
 _HANDSHAKE_MARKS = ("handshake failed", "CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "Hostname Verification", "peer name", "peer certificate")
 _HUNG_UP = "Socket closed"
+_NO_GRPC = "Failed parsing HTTP/2"
 """What a server with TLS does to a client without: it says nothing."""
 
 
@@ -166,7 +167,9 @@ def read_ca(path: str) -> bytes:
 
 
 def explain_handshake(details: str) -> str:
-    """What to do about a call's error that a TLS handshake may have been the reason of; empty if it was not."""
+    """What to do about a call's error that has to do with how the two sides greet each other, TLS or not; empty if it has not."""
+    if _NO_GRPC in details:
+        return "what answers there speaks no gRPC: the OpenAI-compatible API and the metrics have ports of their own; is it one of them?"
     if _HUNG_UP in details:
         return "it hung up: is it a server that speaks gRPC, and do both sides use TLS, or neither?"
     if not any(mark in details for mark in _HANDSHAKE_MARKS):

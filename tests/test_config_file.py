@@ -193,7 +193,7 @@ def test_what_can_not_be_read_is_named_with_its_line(write: Any, text: str | byt
             "verifier:\n  max_num_seqs: 0\n  dtype: int3\n  listen: [x]\n",
             [
                 "specwire.yaml:2: verifier.max_num_seqs is 0, but must be a number from 1 to 2147483647 (most sequences open at once)",
-                "specwire.yaml:3: verifier.dtype is 'int3', but must be: auto (bfloat16), float32 or bfloat16",
+                "specwire.yaml:3: verifier.dtype is 'int3', but must be one of auto, float32, bfloat16",
                 "specwire.yaml:4: verifier.listen has 'x', but must be unix:path or host:port with a port from 0 to 65535",
             ],
         ),

@@ -9,6 +9,7 @@ from specwire.engine.checkpoint import resolve_model
 from specwire.engine.graphs.progress import log_progress
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.memory import allocated_bytes, log_memory
+from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import NUMERICS_VERSION
 from specwire.engine.models.loader import check_device, open_model
 from specwire.engine.out_of_memory import explain_out_of_memory
@@ -22,7 +23,7 @@ from .forward import ModelExecutor
 from .heads import describe_features, feature_sources
 from .profile_timers import profile_verifier
 from .round_executor import RoundExecutor
-from .sizing import LESS_WORK, make_kv_cache, make_round_runner, max_model_len
+from .sizing import LESS_WORK, make_kv_cache, make_round_runner, max_model_len, wanted_model_len
 from .slots import VerifierLimits
 from .verifier import Verifier
 
@@ -56,6 +57,7 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
     check_device(config.device)
     with phases.phase("files"):
         folder = resolve_model(config.model, with_weights=config.load_format != "dummy")
+        wanted_model_len(config, ModelConfig.from_folder(folder))  # what is too long is said before weights are loaded
     model_id = Path(config.model).stem if Path(config.model).exists() else config.model
     with phases.phase("tokenizer"):
         tokenizer = _load_tokenizer(config, folder, model_id)

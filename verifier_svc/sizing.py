@@ -10,6 +10,7 @@ from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.heads.source import FeatureSource
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.memory import CPU_KV_BYTES, decide_kv_cache_bytes, measure_needs, read_device_memory
+from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.out_of_memory import explain_out_of_memory
 from specwire.errors import InvalidArgumentError, UnavailableError
@@ -57,7 +58,7 @@ def max_model_len(config: VerifierConfig, model: Decoder, kv_cache: KVCache) -> 
     Raises:
         InvalidArgumentError: more than the model's context, or no room for a prompt token and an output token.
     """
-    wanted = _wanted_model_len(config, model)
+    wanted = wanted_model_len(config, model.config)
     capacity = kv_cache.num_blocks * kv_cache.block_size
     # One Open carries a whole sequence as int32, and some hundred bytes of parameters.
     message_capacity = ((config.max_message_mb << 20) - 4096) // 4
@@ -72,8 +73,9 @@ def max_model_len(config: VerifierConfig, model: Decoder, kv_cache: KVCache) -> 
     return length
 
 
-def _wanted_model_len(config: VerifierConfig, model: Decoder) -> int:
-    context = model.config.max_position_embeddings
+def wanted_model_len(config: VerifierConfig, shape: ModelConfig) -> int:
+    """As configured or the model's context. Raises InvalidArgumentError if it is more than that."""
+    context = shape.max_position_embeddings
     wanted = config.max_model_len or context
     if wanted > context:
         raise InvalidArgumentError(f"max_model_len is {wanted}, but the model's context is {context}; lower it")
@@ -95,7 +97,7 @@ def _shares_features(config: VerifierConfig) -> bool:
 def _kv_bytes(config: VerifierConfig, model: Decoder, features: Sequence[FeatureSource], bytes_per_block: int) -> int:
     if config.kv_cache_memory or model.device.type != "cuda":
         return config.kv_cache_memory or CPU_KV_BYTES
-    longest = _wanted_model_len(config, model)
+    longest = wanted_model_len(config, model.config)
     with explain_out_of_memory("run the largest round, even without a KV cache,", model.device, LESS_WORK):
         needs = measure_needs(model, lambda kv_cache: make_round_runner(config, model, kv_cache, longest), features)
     return decide_kv_cache_bytes(needs, read_device_memory(model.device), config.gpu_memory_utilization, bytes_per_block)

@@ -84,7 +84,9 @@ class HttpTarget:
     async def end(self) -> ServerSide:
         after = await self._speculation()
         if self._before is None or after is None:
-            logger.warning("the server's /metrics has no vllm:spec_decode counters, so nothing is known of speculation (ours: http.vllm_metrics)")
+            logger.warning(
+                "the server's /metrics has no vllm:spec_decode counters, so nothing is known of speculation (ours: --set http.vllm_metrics=true)"
+            )
             return ServerSide()
         return ServerSide(speculation=_difference(self._before, after))
 

@@ -26,11 +26,12 @@ FILE_WIDTH = 120
 """Columns of tables where there is no terminal."""
 
 
-def print_serve(console: Console, metrics: ServeMetrics, settings: Sequence[tuple[str, str]]) -> None:
+def print_serve(console: Console, metrics: ServeMetrics, settings: Sequence[tuple[str, str]], *, tells_speculation: bool = True) -> None:
     """Prints the figures of a run.
 
     Args:
         settings: (name, value) of what was run.
+        tells_speculation: the server says what it drafted.
     """
     print_table(console, "load", (), settings, justify="left")
     print_table(console, "throughput", (), throughput_rows(metrics))
@@ -44,7 +45,10 @@ def print_serve(console: Console, metrics: ServeMetrics, settings: Sequence[tupl
         rows.append((label, *(f"{value:.2f}" for value in values)))
     if rows:
         print_table(console, "latency", ("", "mean", "median", "std", *(f"p{percentile:g}" for percentile, _ in percentiles), "max"), rows)
-    print_speculation(console, metrics.speculation)
+    if tells_speculation:
+        print_speculation(console, metrics.speculation)
+    else:
+        console.print("speculation: not known, since the server does not tell\n", markup=False)
     if metrics.errors:
         print_table(console, "errors", ("kind", "requests"), [(kind, str(count)) for kind, count in metrics.errors.items()])
 

@@ -48,7 +48,9 @@ def run_serve(options: ServeOptions, lines: list[PromptLine] | None, make_target
     if result.speculation is not None:
         metrics = dataclasses.replace(metrics, speculation=result.speculation)
     console = make_console(FILE_WIDTH)
-    print_serve(console, metrics, setting_rows(options, result))
+    # Our own answers tell it; those of HTTP servers do not.
+    tells_speculation = result.speculation is not None or not result.backend.startswith("openai")
+    print_serve(console, metrics, setting_rows(options, result), tells_speculation=tells_speculation)
     print_differences(console, Counts.of_records(run.records), result.server)
     if result.cpu_share > _MAX_CPU_SHARE:
         logger.warning(

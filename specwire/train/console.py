@@ -67,4 +67,4 @@ def _rows(evaluation: Evaluation, temperature: float) -> list[list[str]]:
 
 def _row(name: str, walk: Walk) -> list[str]:
     shares = " ".join(f"{share:.2f}" for share in walk.acceptance_by_position)
-    return [name, str(walk.num_sequences), f"{walk.acceptance_length:.2f}", shares]
+    return [name, str(walk.num_sequences), f"{walk.acceptance_length:.2f}", shares] if walk.num_sequences else [name, "0", "–", "–"]

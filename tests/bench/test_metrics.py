@@ -1,10 +1,13 @@
 """Every figure of a run whose times are known, beside what comes out by hand."""
 
 import asyncio
+import io
 
 import pytest
+from rich.console import Console
 
 from specwire.bench.metrics import ServeMetrics, add_stats, measure, to_figures
+from specwire.bench.report import print_serve
 from specwire.bench.runner import LoadGenerator, LoadRun
 from specwire.bench.statistics import Distribution, Objective
 from specwire.messages import SpecStats
@@ -131,3 +134,10 @@ def test_peak_concurrency_does_not_count_what_ends_as_another_starts() -> None:
 def test_statistics_of_different_k_add_up() -> None:
     assert add_stats([SpecStats(1, 2, 1, (1,)), SpecStats(2, 6, 4, (2, 1, 1), synthetic=True)]) == SpecStats(3, 8, 5, (3, 1, 1), synthetic=True)
     assert add_stats([]) == SpecStats()
+
+
+@pytest.mark.parametrize(("tells", "said"), [(True, "acceptance length"), (False, "speculation: not known, since the server does not tell")])
+def test_what_a_server_does_not_tell_is_not_called_nothing(metrics: ServeMetrics, tells: bool, said: str) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    print_serve(console, metrics, [("server", "s")], tells_speculation=tells)
+    assert said in console.file.getvalue()  # type: ignore[attr-defined]

@@ -215,7 +215,7 @@ def test_show_as_tables() -> None:
 def test_show_refuses_what_check_would_name() -> None:
     result = config("show", "--set", "verifier.dtype=int3")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "specwire: --set: verifier.dtype is 'int3', but must be: auto (bfloat16), float32 or bfloat16\n"
+    assert result.stderr == "specwire: --set: verifier.dtype is 'int3', but must be one of auto, float32, bfloat16\n"
 
 
 @pytest.mark.parametrize("arguments", [("--set", "foo.bar=1"), ("bad.yaml",), ("gone.yaml",), ("--address", "127.0.0.1:x")])

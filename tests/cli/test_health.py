@@ -1,9 +1,11 @@
 """`specwire health` against servers in every state."""
 
+import http.server
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,3 +106,13 @@ def test_a_server_that_hangs_up_is_asked_about_tls(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(app, ["health", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert "UNAVAILABLE (Socket closed); it hung up: is it a server that speaks gRPC, and do both sides use TLS, or neither?" in result.stdout
+
+
+def test_an_http_server_is_told_apart() -> None:
+    """What the OpenAI-compatible API's port says to gRPC."""
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = check(f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert result.exit_code == 1
+    assert "what answers there speaks no gRPC: the OpenAI-compatible API and the metrics have ports of their own" in result.stdout
