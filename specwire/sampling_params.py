@@ -13,6 +13,10 @@ GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy (temperature 0)."""
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 2048
+"""Each one is looked for at every token of the sequence."""
+_MAX_SHOWN = 100
+"""Characters of a value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class SamplingParams:
         _check_stop(self.stop)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
         if not isinstance(self.logit_bias, Mapping):
-            raise InvalidArgumentError(f"logit_bias is {self.logit_bias!r}, but must map token ids to numbers; send {{id: bias}}")
+            raise InvalidArgumentError(f"logit_bias is {_show(self.logit_bias)}, but must map token ids to numbers; send {{id: bias}}")
         _check_token_ids("logit_bias", tuple(self.logit_bias))
         for token_id, bias in self.logit_bias.items():
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
@@ -98,6 +102,9 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise InvalidArgumentError("allowed_token_ids is empty, so that nothing could be sampled; leave it out to allow every token")
         _check_sequence("bad_words_token_ids", self.bad_words_token_ids, "token-id lists")
+        if len(self.bad_words_token_ids) > MAX_BAD_WORDS:
+            text = f"bad_words_token_ids has {len(self.bad_words_token_ids)} words, but at most {MAX_BAD_WORDS} are taken"
+            raise InvalidArgumentError(f"{text}; send fewer; single tokens are better banned by logit_bias = -100")
         for i, word in enumerate(self.bad_words_token_ids):
             _check_token_ids(f"bad_words_token_ids[{i}]", word)
             if not word:
@@ -155,6 +162,9 @@ class SamplingParams:
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_words_token_ids": tuple(i for word in self.bad_words_token_ids for i in word),
         }
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if len(named[name]) > vocab_size:
+                raise InvalidArgumentError(f"{name} has {len(named[name])} ids, but the model has only {vocab_size}; send each of them once")
         for name, token_ids in named.items():
             for token_id in token_ids:
                 if token_id >= vocab_size:
@@ -168,30 +178,39 @@ def check_choice(choice: int) -> None:
     _check_int("choice", choice, 0, 2**31 - 1)
 
 
+def _show(value: object) -> str:
+    """A value in a message: not all of what is long."""
+    try:
+        shown = repr(value) if isinstance(value, int | float) else reprlib.repr(value)
+    except ValueError:  # Python writes no integers of that size
+        return "an integer of thousands of digits"
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+
+
 def _check_int(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}; send one")
+        raise InvalidArgumentError(f"{name} is {_show(value)}, but must be an integer from {low} to {high}; send one")
     if not low <= value <= high:
-        raise InvalidArgumentError(f"{name} is {value}, but must be from {low} to {high}; choose a value in that range")
+        raise InvalidArgumentError(f"{name} is {_show(value)}, but must be from {low} to {high}; choose a value in that range")
 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:
     # An integer may be too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be a finite number from {low:g} to {high:g}; send one")
+        raise InvalidArgumentError(f"{name} is {_show(value)}, but must be a finite number from {low:g} to {high:g}; send one")
     if not low <= value <= high:
-        shown = f"{value:g}" if isinstance(value, float) else reprlib.repr(value)
+        shown = f"{value:g}" if isinstance(value, float) else _show(value)
         raise InvalidArgumentError(f"{name} is {shown}, but must be from {low:g} to {high:g}; choose a value in that range")
 
 
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be true or false; send one of them")
+        raise InvalidArgumentError(f"{name} is {_show(value)}, but must be true or false; send one of them")
 
 
 def _check_sequence(name: str, value: object, items: str) -> None:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be a list of {items}; wrap a single one in a list")
+        raise InvalidArgumentError(f"{name} is {_show(value)}, but must be a list of {items}; wrap a single one in a list")
 
 
 def _check_token_ids(name: str, token_ids: object) -> None:
@@ -209,4 +228,4 @@ def _check_stop(stop: object) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"stop holds {text!r}, which is not valid UTF-8 at character {error.start}; send valid text") from error
+            raise InvalidArgumentError(f"stop holds {_show(text)}, which is not valid UTF-8 at character {error.start}; send valid text") from error

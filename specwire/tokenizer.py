@@ -15,6 +15,9 @@ from specwire.messages import TokenizerSpec
 REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 4
 _MAX_WINDOW_TOKENS = 16
+_LONG_TEXT = 2_000
+_LONG_IDS = 1_000
+"""From so many characters or ids on, other threads run meanwhile: only the library's calls for batches let them."""
 _CHAT_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
 """What `render_chat` itself gives to a template."""
 
@@ -101,7 +104,11 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with `add_special_tokens` also those that the model wants around a text (usually none or BOS)."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        ids: list[int] = encoding.ids
         bos = self._spec.bos_token_id
         if add_special_tokens and self._spec.add_bos_token and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -109,7 +116,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = list(token_ids)
+        if len(ids) < _LONG_IDS:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        else:
+            text = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return text
 
     def token_text(self, token_id: int) -> str | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from specwire.errors import InvalidArgumentError
-from specwire.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from specwire.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -12,6 +12,9 @@ BAD_VALUES: list[tuple[dict[str, object], str]] = [
     ({"n": 129}, "n is 129, but must be from 1 to 128"),
     ({"n": 1.0}, "n is 1.0, but must be an integer from 1 to 128"),
     ({"n": True}, "n is True, but must be an integer"),
+    ({"seed": 10**5000}, "seed is an integer of thousands of digits, but must be from 0"),
+    ({"seed": 10**200}, "000..., but must be from 0"),
+    ({"n": "x" * 10**6}, "n is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', but must be an integer"),
     ({"max_tokens": 0}, "max_tokens is 0, but must be from 1 to"),
     ({"max_tokens": "7"}, "max_tokens is '7', but must be an integer"),
     ({"min_tokens": -1}, "min_tokens is -1, but must be from 0 to"),
@@ -52,6 +55,7 @@ BAD_VALUES: list[tuple[dict[str, object], str]] = [
     ({"allowed_token_ids": "12"}, "allowed_token_ids is '12', but must be a list of token ids"),
     ({"allowed_token_ids": (1, 2**31)}, "a token id in allowed_token_ids is 2147483648, but must be from 0 to 2147483647"),
     ({"bad_words_token_ids": 5}, "bad_words_token_ids is 5, but must be a list of token-id lists"),
+    ({"bad_words_token_ids": ((1,),) * (MAX_BAD_WORDS + 1)}, f"has {MAX_BAD_WORDS + 1} words, but at most {MAX_BAD_WORDS} are taken; send fewer"),
     ({"bad_words_token_ids": (5,)}, "bad_words_token_ids[0] is 5, but must be a list of token ids"),
     ({"bad_words_token_ids": ((1,), ())}, "bad_words_token_ids[1] is empty, but a bad word has at least one token id; remove it"),
     ({"bad_words_token_ids": ((1, -1),)}, "a token id in bad_words_token_ids[0] is -1, but must be from 0 to"),
@@ -63,7 +67,7 @@ BAD_VALUES: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_VALUES, ids=[str(changes) for changes, _ in BAD_VALUES])
+@pytest.mark.parametrize(("changes", "message"), BAD_VALUES, ids=[str(next(iter(changes))) for changes, _ in BAD_VALUES])
 def test_bad_values_name_parameter_value_and_limit(changes: dict[str, object], message: str) -> None:
     for make in (lambda: SamplingParams(**changes), lambda: SamplingParams().replace(**changes)):  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError) as raised:
@@ -131,6 +135,13 @@ def test_replace_keeps_the_rest_and_refuses_unknown_names() -> None:
     assert (params.temperature, params.seed, params.top_k) == (0.5, 3, 4)
     with pytest.raises(TypeError, match="temprature"):
         params.replace(temprature=1.0)
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+def test_lists_of_ids_are_no_longer_than_the_vocabulary(name: str) -> None:
+    SamplingParams(**{name: (1,) * 9}).check_vocab(9)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=f"{name} has 9 ids, but the model has only 8; send each of them once"):
+        SamplingParams(**{name: (1,) * 9}).check_vocab(8)  # type: ignore[arg-type]
 
 
 def test_ids_are_checked_against_the_vocabulary() -> None:

@@ -5,6 +5,8 @@ import json
 import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -278,3 +280,29 @@ def test_a_separate_template_file_and_named_templates(folder, tmp_path):
 def test_needs_no_torch():
     code = "import sys, specwire.tokenizer; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[1]).returncode == 0
+
+
+@pytest.mark.parametrize("is_text", [True, False], ids=["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_translated(tokenizer, is_text):
+    text = "Hello, world! " * 60_000
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    began, ended = threading.Event(), threading.Event()
+
+    def translate() -> None:
+        began.set()
+        if is_text:
+            assert tokenizer.encode(text) == ids
+        else:
+            assert tokenizer.decode(ids) == text
+        ended.set()
+
+    worker = threading.Thread(target=translate)
+    worker.start()
+    began.wait()
+    num_turns = 0
+    while not ended.is_set():
+        time.sleep(0.001)
+        num_turns += 1
+    worker.join()
+    assert num_turns > 5

@@ -3,31 +3,42 @@
 import asyncio
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 from specwire.client import Chat
 from specwire.client.prompts import check_prompt, encode_prompt
+from specwire.errors import InvalidArgumentError
 from specwire.http.failures import Refusal
 from specwire.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
 
 _LONG_TEXT = 20_000
 """Characters."""
 
 
-async def encode(prompt: str | list[int] | Chat, tokenizer: Tokenizer | None) -> list[int]:
+async def encode(prompt: str | list[int] | Chat, tokenizer: Tokenizer | None, max_model_len: int = 0) -> list[int]:
     """Token ids of a prompt.
+
+    Args:
+        max_model_len: more ids are not looked at one by one, and not sent: they are too many whatever they are; 0 = the coordinator says so.
 
     Raises:
         Refusal: there is no tokenizer for it.
         SpecwireError: as of the client's own prompts.
     """
+    if isinstance(prompt, list):
+        _check_length(len(prompt), max_model_len)
     checked = check_prompt(prompt)
     if isinstance(checked, list):
         return encode_prompt(checked, tokenizer, "")
     if tokenizer is None:
         text = "no tokenizer is served, so that neither text nor messages can be read; send token ids to /v1/completions"
         raise Refusal(text, param="messages" if isinstance(checked, Chat) else "prompt", code="unsupported")
-    size = len(checked) if isinstance(checked, str) else sum(len(str(message.get("content"))) for message in checked.messages)
-    return await _run(size, functools.partial(encode_prompt, checked, tokenizer, ""))
+    size = len(checked) if isinstance(checked, str) else len(str(checked.messages)) + len(str(checked.tools))
+    token_ids = await _run(size, functools.partial(encode_prompt, checked, tokenizer, ""))
+    _check_length(len(token_ids), max_model_len)
+    return token_ids
 
 
 async def encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
@@ -36,5 +47,21 @@ async def encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bo
     return await _run(len(text), functools.partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 
 
-async def _run(size: int, call: Callable[[], list[int]]) -> list[int]:
+async def decode(token_ids: list[int], tokenizer: Tokenizer) -> str:
+    """The text of token ids, special tokens included."""
+    return await _run(len(token_ids), functools.partial(tokenizer.decode, token_ids, skip_special_tokens=False))
+
+
+async def token_texts(token_ids: list[int], tokenizer: Tokenizer) -> list[str | None]:
+    """The vocabulary's entry of each."""
+    return await _run(len(token_ids), lambda: [tokenizer.token_text(token_id) for token_id in token_ids])
+
+
+def _check_length(num_tokens: int, max_model_len: int) -> None:
+    if 0 < max_model_len < num_tokens:
+        text = f"the prompt has {num_tokens} tokens, but a sequence may have {max_model_len}, output included, so no token could follow; shorten it"
+        raise InvalidArgumentError(text)
+
+
+async def _run(size: int, call: Callable[[], Result]) -> Result:
     return call() if size < _LONG_TEXT else await asyncio.to_thread(call)

@@ -4,13 +4,16 @@ import difflib
 import json
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specwire.http.failures import Refusal
 
 Body = TypeVar("Body", bound="Fields")
+Item = TypeVar("Item")
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is read up to its first wrong element: one error is shown, and millions of them would take gigabytes."""
 
 _NO_GRAMMARS = "answers can't be held to a grammar or schema; leave it out, and ask for the form in the prompt"
 _NO_CALLS = "calls of tools are not read from the answer; leave it out and read them from the text"
@@ -112,9 +115,10 @@ def _refuse_unknown(kind: type[Fields], name: str, value: object, given: Mapping
         return
     if name in UNSUPPORTED:
         raise Refusal(f"{name} is {_show(value)}, which is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
-    nearest = difflib.get_close_matches(name, kind.model_fields, 1)
+    shown = name[:_MAX_SHOWN]
+    nearest = difflib.get_close_matches(shown, kind.model_fields, 1)
     remedy = f"did you mean {nearest[0]}?" if nearest else "remove it; docs/http.md lists what is known"
-    raise Refusal(f"{name} is not known here; {remedy}", param=name, code="unknown_parameter")
+    raise Refusal(f"{shown} is not known here; {remedy}", param=shown, code="unknown_parameter")
 
 
 def _explain(error: ValidationError, kind: type[Fields]) -> Refusal:
@@ -130,7 +134,7 @@ def _explain(error: ValidationError, kind: type[Fields]) -> Refusal:
 
 def _path(location: Iterable[int | str]) -> str:
     """`stream_options.include_usage`, `messages[2].role`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_MAX_SHOWN]}" for part in location).removeprefix(".")
 
 
 def _show(value: object) -> str:

@@ -30,12 +30,12 @@ async def plan(body: SamplingFields, caller: Caller, answer_id: str, variant: st
         raise Refusal("no tokenizer is served, so that answers have no text; set return_token_ids to get token ids", param="return_token_ids")
     texts = None if tokenizer is None or params.logprobs is None else caller.texts(tokenizer)
     if isinstance(body, ChatRequest):
-        prompts = [await encode(body.chat(), tokenizer)]
+        prompts = [await encode(body.chat(), tokenizer, model.max_model_len)]
         form: Format = ChatFormat(texts, prompts if body.return_token_ids else None, shows_origins=body.return_token_origins)
     else:
         assert isinstance(body, CompletionRequest), f"{type(body).__name__} is neither a chat nor a completion"
         given = body.prompts
-        prompts = [await encode(prompt, tokenizer) for prompt in given]
+        prompts = [await encode(prompt, tokenizer, model.max_model_len) for prompt in given]
         form = _completion_format(body, given, prompts, tokenizer, texts)
     head = AnswerHead.make(answer_id, caller.names(model)[0] if body.model is None else body.model)
     label = f"{answer_id} {body.user[:_MAX_USER]}" if body.user else answer_id

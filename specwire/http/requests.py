@@ -8,12 +8,15 @@ from pydantic import Field
 from specwire.client import Chat
 from specwire.errors import InvalidArgumentError
 from specwire.http.failures import Refusal
-from specwire.http.fields import Fields
+from specwire.http.fields import Fields, ListOf
 from specwire.sampling_params import SamplingParams
 from specwire.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
 """Of one request: each one is a generation of its own."""
+MAX_BAD_WORDS = 1024
+"""Of one request: half of what sampling takes, since most words are two sequences of tokens."""
+_MAX_BAD_CHARACTERS = 65_536
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _NUM_SEEDS = 1 << 64
 _NEEDS_TOKENIZER = "the coordinator serves no tokenizer"
@@ -42,16 +45,16 @@ class SamplingFields(Fields):
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = Field(None, description="text or a list of texts")
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop: str | ListOf[str] | None = Field(None, description="text or a list of texts")
+    stop_token_ids: ListOf[int] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[str, float] = Field(default_factory=dict, description="an object of token ids and numbers")
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = Field(default_factory=list)
+    allowed_token_ids: ListOf[int] | None = None
+    bad_words: ListOf[str] = Field(default_factory=list)
     max_draft_tokens: int | None = None
     priority: int = 0
     user: str = ""
@@ -68,6 +71,8 @@ class SamplingFields(Fields):
             Refusal: fields that contradict each other.
             InvalidArgumentError: a value that is not in its range.
         """
+        if not _is_unicode(self.user):
+            raise Refusal(f"user is {self.user[:40]!r}, which is not valid UTF-8; send valid text", param="user")
         if self.stream_options is not None and not self.stream:
             raise Refusal("stream_options is given, but stream is not true; set stream, or leave it out", param="stream_options")
         if self.stream_options is not None and self.stream_options.include_obfuscation:
@@ -139,7 +144,9 @@ class SamplingFields(Fields):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, a list of texts, token ids, or a list of lists of token ids")
+    prompt: str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]] = Field(
+        description="text, a list of texts, token ids, or a list of lists of token ids"
+    )
     echo: bool = False
     logprobs: int | None = None
 
@@ -176,8 +183,8 @@ class CompletionRequest(SamplingFields):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: ListOf[dict[str, Any]]
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: Any = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -215,8 +222,8 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
@@ -237,7 +244,7 @@ class DetokenizeRequest(Fields):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: ListOf[int]
 
 
 def _with_text(message: Mapping[str, Any], position: int) -> Mapping[str, Any]:
@@ -258,7 +265,10 @@ def _read_biases(biases: Mapping[str, float]) -> dict[int, float]:
     for key in biases:
         if not (key.isascii() and key.isdecimal() and len(key) < 11):
             raise Refusal(f"logit_bias has the key {key[:40]!r}, but keys must be token ids such as '42'; use /tokenize", param="logit_bias")
-    return {int(key): bias for key, bias in biases.items()}
+    read = {int(key): bias for key, bias in biases.items()}
+    if len(read) < len(biases):
+        raise Refusal(f"logit_bias has {len(biases)} keys for {len(read)} token ids; write each id once, without leading zeros", param="logit_bias")
+    return read
 
 
 def _encode_bad_words(words: list[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
@@ -267,8 +277,14 @@ def _encode_bad_words(words: list[str], tokenizer: Tokenizer | None) -> tuple[tu
         return ()
     if tokenizer is None:
         raise InvalidArgumentError(f"bad_words needs a tokenizer, but {_NEEDS_TOKENIZER}; leave it out")
+    num_characters = sum(map(len, words))
+    for what, number, most in (("words", len(words), MAX_BAD_WORDS), ("characters", num_characters, _MAX_BAD_CHARACTERS)):
+        if number > most:
+            raise Refusal(f"bad_words has {number} {what}, but may have {most}; send fewer, or ban single tokens by logit_bias", param="bad_words")
     encoded: list[tuple[int, ...]] = []
     for word in words:
+        if not _is_unicode(word):
+            raise Refusal(f"bad_words holds {word[:40]!r}, which is not valid UTF-8; send valid text", param="bad_words")
         text = word.strip(" ")
         plain = tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
         if not plain:
@@ -278,3 +294,12 @@ def _encode_bad_words(words: list[str], tokenizer: Tokenizer | None) -> tuple[tu
         if len(spaced) == len(plain) and spaced != plain:
             encoded.append(spaced)
     return tuple(encoded)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it is text at all: JSON can write halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

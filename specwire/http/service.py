@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from specwire.config import HttpConfig
 from specwire.http.board import Board
-from specwire.http.encoding import encode, encode_text
+from specwire.http.encoding import decode, encode, encode_text, token_texts
 from specwire.http.exposition import Exposition
 from specwire.http.failures import Refusal
 from specwire.http.fields import Body, read_fields
@@ -92,7 +92,7 @@ class HttpService:
             else:
                 token_ids = await encode(content, tokenizer)
             answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
-            return answer | {"token_strs": [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None}
+            return answer | {"token_strs": await token_texts(token_ids, tokenizer) if body.return_token_strs else None}
 
         return JSONResponse(await self._call(request, tokenize))
 
@@ -104,7 +104,7 @@ class HttpService:
             await caller.check_model(body.model)
             tokenizer = _need(await caller.tokenizer())
             check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
-            return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+            return {"prompt": await decode(body.tokens, tokenizer)}
 
         return JSONResponse(await self._call(request, detokenize))
 
@@ -138,7 +138,9 @@ async def _read(request: Request, kind: type[Body]) -> Body:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, json.JSONDecodeError) else "it is no UTF-8, or nested too deeply"
+        reason = (
+            str(error) if isinstance(error, json.JSONDecodeError) else "it is no UTF-8, nested too deeply, or has a number of thousands of digits"
+        )
         raise Refusal(f"the body is no JSON ({reason}); correct it", code="invalid_json") from None
     return read_fields(kind, data)
 
