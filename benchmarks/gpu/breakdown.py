@@ -59,7 +59,8 @@ async def read_traces(path: Path, keys: Iterable[TraceKey]) -> dict[str, list[Fi
 def break_down(spans: Sequence[FileSpan], arrivals: Sequence[tuple[int, int]]) -> dict[str, float]:
     """Median milliseconds of the steps behind the first token.
 
-    plan: until the round is sent, without the drafts. propose: waiting for drafts. hop: to the verifier and back. queue: waiting there for rounds
+    plan: until the round is sent, without the drafts. propose: waiting for drafts; draft: the drafter's part of that, hops and queues left out, with
+    features: reading those of a head. hop: to the verifier and back. queue: waiting there for rounds
     before it. forward: from its launch to its results. commit: until the coordinator's loop takes the answer. stream: from there to the client,
     the commit itself included. With two rounds in flight the steps overlap; period is the time between two answers.
 
@@ -71,7 +72,9 @@ def break_down(spans: Sequence[FileSpan], arrivals: Sequence[tuple[int, int]]) -
     for span in spans:
         children.setdefault(span.parent_id, {})[span.name] = span
     steps = sorted((span for span in spans if span.name == "step"), key=lambda span: span.attributes["specwire.step"])
-    parts: dict[str, list[float]] = {name: [] for name in ("plan", "propose", "hop", "queue", "forward", "commit", "stream", "period")}
+    parts: dict[str, list[float]] = {
+        name: [] for name in ("plan", "propose", "draft", "features", "hop", "queue", "forward", "commit", "stream", "period")
+    }
     num_tokens, answered_ns, expected_step = 0, 0, 1
     for step in steps:
         number, emitted = step.attributes["specwire.step"], step.attributes["specwire.num_tokens"]
@@ -89,6 +92,10 @@ def break_down(spans: Sequence[FileSpan], arrivals: Sequence[tuple[int, int]]) -
         wait_ms = float(forward.attributes["specwire.wait_ms"])
         parts["plan"].append((verify.start_ns - step.start_ns) / 1e6 - propose_ms)
         parts["propose"].append(propose_ms)
+        if propose is not None:  # of the drafter's spans some may come too late
+            for name in ("draft", "features"):
+                found = children.get(propose.span_id, {}).get(name)
+                parts[name] += [found.duration_ms] if found is not None else []
         parts["hop"].append(verify.duration_ms - wait_ms - forward.duration_ms)
         parts["queue"].append(wait_ms)
         parts["forward"].append(forward.duration_ms)
@@ -96,4 +103,4 @@ def break_down(spans: Sequence[FileSpan], arrivals: Sequence[tuple[int, int]]) -
         arrived_ns = next(time_ns for time_ns, until in arrivals if until >= num_tokens)
         parts["stream"].append((arrived_ns - step.end_ns) / 1e6)
         parts["period"].append((answered_ns - before_ns) / 1e6)
-    return {f"{name}_ms": round(statistics.median(values), 4) for name, values in parts.items()} | {"num_steps": len(parts["plan"])}
+    return {f"{name}_ms": round(statistics.median(values or [0.0]), 4) for name, values in parts.items()} | {"num_steps": len(parts["plan"])}
