@@ -224,7 +224,9 @@ class _Reader:
                 self._report(key_node, f"{full} is a merge key, which is not read here; write the keys out, or name a whole value by an alias")
             elif key not in known and key not in foreign:
                 near = difflib.get_close_matches(key, known, n=1)
-                self._report(key_node, f"{full} is an unknown key; {f'did you mean {near[0]}?' if near else 'known keys are ' + ', '.join(known)}")
+                remedy = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+                is_speculative = key in _SPECULATIVE_KEYS and SPECULATIVE in known
+                self._report(key_node, f"{full} is an unknown key; {f'it is one of {SPECULATIVE}: put it there' if is_speculative else remedy}")
             elif key in entries:
                 self._report(key_node, f"{full} stands here for the second time, first in line {lines[key]}; remove one")
             else:

@@ -130,6 +130,10 @@ def test_speculation_is_overridden_by_key(lower: dict[str, Any], upper: dict[str
     [
         ("verifier:\n  max_num_seq: 3\n", ["specwire.yaml:2: verifier.max_num_seq is an unknown key; did you mean max_num_seqs?"]),
         ("verifyer: {}\n", ["specwire.yaml:1: verifyer is an unknown key; did you mean verifier?"]),
+        (
+            "coordinator:\n  num_speculative_tokens: 3\n",
+            ["specwire.yaml:2: coordinator.num_speculative_tokens is an unknown key; it is one of speculative_config: put it there"],
+        ),
         ("xyz: 1\n", ["specwire.yaml:1: xyz is an unknown key; known keys are speculative_config, verifier,"]),
         (
             "speculative_config: {metod: ngram}",

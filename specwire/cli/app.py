@@ -20,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 120},
     help="Speculative decoding for large language models, split into gRPC services.",
 )
 

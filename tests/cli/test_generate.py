@@ -57,6 +57,12 @@ def test_sampling_parameters_arrive(coordinator: Coordinator) -> None:
     sampling = coordinator.engine.requests[-1].request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (7, 0.5, 0.9, 3, 0)
     assert sampling.stop == ("xx", "yy")
+    assert sampling.max_draft_tokens is None
+
+
+def test_drafts_can_be_left_out(coordinator: Coordinator) -> None:
+    assert generate("ABC", "--max-draft-tokens", "0", "--address", coordinator.address).exit_code == 0
+    assert coordinator.engine.requests[-1].request.sampling.max_draft_tokens == 0
 
 
 def test_defaults_are_greedy(coordinator: Coordinator) -> None:

@@ -10,7 +10,7 @@ from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, T
 from specwire.config import DEFAULT_ADDRESS
 
 
-@app.command()
+@app.command(short_help="Answer a file of requests.")
 def batch(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Requests, one JSON object a line; - reads them from standard input.")],
     output: Annotated[Path | None, typer.Option(help="File for the results.", show_default="standard output")] = None,

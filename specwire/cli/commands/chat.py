@@ -9,7 +9,7 @@ from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, T
 from specwire.config import DEFAULT_ADDRESS
 
 
-@app.command()
+@app.command(short_help="Talk with the served model.")
 def chat(
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,

@@ -18,6 +18,9 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Number of most likely tokens that may be sampled; 0 = all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")] = None,
+    max_draft_tokens: Annotated[
+        int | None, typer.Option(help="Most drafts verified in a step; 0 = no speculation. [default: the server's K]")
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to the prompt, each sampled for itself.")] = 1,
     timeout: Annotated[float | None, typer.Option(help="Seconds that everything may take. [default: no limit]")] = None,
     request_id: Annotated[str, typer.Option(help="Label of the request in logs and traces.")] = "",
@@ -36,7 +39,10 @@ def generate(
     with exit_on_error(2):
         connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         text = read_prompt(prompt)
-        params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()))
+        params = SamplingParams(
+            n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()),
+            max_draft_tokens=max_draft_tokens,
+        )  # fmt: skip
         check_call(timeout, request_id)
     with exit_on_error(1):
         run_generate(connection, text, params, timeout=timeout, request_id=request_id, as_chat=chat, as_json=json)

@@ -9,7 +9,7 @@ from specwire.cli.connection import ConnectionOptions, TlsCa, TlsCert, TlsKey
 from specwire.config import DEFAULT_ADDRESS
 
 
-@app.command()
+@app.command(short_help="Ask a service for its health.")
 def health(
     address: Annotated[str, typer.Argument(envvar="SPECWIRE_HEALTH_ADDRESS", help="Any service: host:port or unix:path.")] = DEFAULT_ADDRESS,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,

@@ -7,7 +7,7 @@ from specwire.cli.app import app, exit_on_error
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def http(context: typer.Context) -> None:
-    """Run the OpenAI-compatible HTTP API over a coordinator (specwire http --help lists its flags)."""
+    """Run the OpenAI-compatible HTTP API."""
     from specwire.cli.services import become_service
 
     with exit_on_error(2):

@@ -10,19 +10,19 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def verifier(context: typer.Context) -> None:
-    """Run one verifier: the target model (specwire verifier --help lists its flags)."""
+    """Run one verifier, which has the target model."""
     _become("verifier_svc", context.args)
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def drafter(context: typer.Context) -> None:
-    """Run one drafter (specwire drafter --help lists its flags)."""
+    """Run one drafter."""
     _become("drafter_svc", context.args)
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def coordinator(context: typer.Context) -> None:
-    """Run one coordinator: where clients call (specwire coordinator --help lists its flags)."""
+    """Run one coordinator, which clients call."""
     _become("coordinator", context.args)
 
 

@@ -8,7 +8,7 @@ import typer
 from specwire.cli.app import app, exit_on_error
 
 
-@app.command()
+@app.command(short_help="Show traces from a file.")
 def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What the services' --trace-file named.")],
     request: Annotated[str, typer.Option("--request", help="Show the traces of requests with this id.")] = "",

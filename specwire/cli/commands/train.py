@@ -17,7 +17,7 @@ CPU_ROWS = 32
 """Answers that are generated at once, and saved together, on a CPU."""
 
 
-@app.command()
+@app.command(short_help="Train a draft head.")
 def train(
     prompts: Annotated[Path, typer.Option(help="JSONL file (also gzipped) with `prompt` or `turns`, of which the first counts.")],
     output: Annotated[Path, typer.Option(help="Folder of the run; the checkpoint is its subfolder `head`. Named again, the run goes on.")],

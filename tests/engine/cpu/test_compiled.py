@@ -13,10 +13,13 @@ def no_folder_yet(monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
 
 
-def test_code_is_kept_in_the_cache_directory(monkeypatch, tmp_path):
+def test_code_is_kept_in_the_cache_directory_and_that_it_takes_time_is_said_once(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert keep_compiled()
+    with caplog.at_level(logging.INFO):
+        assert keep_compiled()
+        assert keep_compiled()
     assert [str(path) for path in (tmp_path / "specwire" / "numba").iterdir()] == [numba.config.CACHE_DIR]
+    assert caplog.text.count("compiling passes in 4 bits") == 1
 
 
 def test_another_folder_goes_before(monkeypatch, tmp_path):
