@@ -4,6 +4,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from specwire.engine.kernels.options import MIN_PRODUCT_ROWS
+
+_MAX_PRODUCT_ROWS = 128
+
 
 def capture_graphs(runs: Sequence[Callable[[], None]], on_progress: Callable[[int, int], None]) -> list[torch.cuda.CUDAGraph]:
     """A graph of each run, in their order, in one memory pool: they may only be replayed one after the other, in one stream.
@@ -23,3 +27,13 @@ def capture_graphs(runs: Sequence[Callable[[], None]], on_progress: Callable[[in
         graphs.append(graph)
         on_progress(len(graphs), len(runs))
     return graphs
+
+
+def eager_sizes(most: int) -> list[int]:
+    """Numbers of tokens up to `most` to run once without a graph, so that nothing is left to compile: each that `padded_rows` tells apart may have
+    kernels of its own."""
+    rows, sizes = MIN_PRODUCT_ROWS, {most}
+    while rows <= _MAX_PRODUCT_ROWS:
+        sizes.add(min(rows, most))
+        rows *= 2
+    return sorted(sizes)

@@ -14,7 +14,7 @@ import torch
 
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.backends import Backend, choose_backend
-from specwire.engine.graphs.capture import capture_graphs
+from specwire.engine.graphs.capture import capture_graphs, eager_sizes
 from specwire.engine.graphs.draft_forward import DraftForward, DraftPasses
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling, DraftUploads
@@ -122,7 +122,7 @@ class DraftRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs an empty pass of each kind in its largest size, kernel by kernel: no pass takes more memory."""
-        self._run_largest_chunk()
+        self._compute_empty(self._max_chunk)
         for passes in (self._first, self._steps):
             passes[max(passes)].run()
 
@@ -133,7 +133,8 @@ class DraftRunner:
         Args:
             on_progress: called with (graphs captured, graphs in all) after each one.
         """
-        self._run_largest_chunk()
+        for num_tokens in eager_sizes(self._max_chunk):
+            self._compute_empty(num_tokens)
         if not self._use_graphs:
             return
         passes = [made for kind in (self._first, self._steps) for _, made in sorted(kind.items(), reverse=True)]
@@ -205,10 +206,10 @@ class DraftRunner:
         self._forward.send(rows)
         return sum([len(row.token_ids) for row in rows])
 
-    def _run_largest_chunk(self) -> None:
-        """An empty one, kernel by kernel."""
+    def _compute_empty(self, num_tokens: int) -> None:
+        """An empty chunk, kernel by kernel."""
         self._uploads.send(())
-        self._forward.compute(self._inputs.first(self._max_num_seqs, self._max_chunk), self._chunk_attention)
+        self._forward.compute(self._inputs.first(self._max_num_seqs, num_tokens), self._chunk_attention)
 
     def _run(self, passes: dict[int, _Pass], count: int) -> None:
         """The smallest size that holds `count`."""

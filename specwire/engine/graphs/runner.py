@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend, choose_backend
-from specwire.engine.graphs.capture import capture_graphs
+from specwire.engine.graphs.capture import capture_graphs, eager_sizes
 from specwire.engine.graphs.forward import RoundForward
 from specwire.engine.graphs.results import Download, Round
 from specwire.engine.graphs.slot_tables import write_slot_tables
@@ -106,7 +106,7 @@ class RoundRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs an empty round of the most tokens and one of the largest graph, kernel by kernel: no round takes more memory."""
-        self._run_most_tokens()
+        self._run_empty(self._limits.max_num_batched_tokens)
         largest = self._sizes[self._size_list[-1]]
         self._forward.run(largest.inputs, largest.attention)
 
@@ -117,7 +117,8 @@ class RoundRunner:
         Args:
             on_progress: called with (graphs captured, graphs in all) after each one.
         """
-        self._run_most_tokens()
+        for num_tokens in eager_sizes(self._limits.max_num_batched_tokens):
+            self._run_empty(num_tokens)
         if not self._use_graphs:
             return
         sizes = [self._sizes[size] for size in reversed(self._size_list)]
@@ -156,10 +157,10 @@ class RoundRunner:
         started = self._rounds[buffer] = Round(rows, download, reporting, outside, is_plain, self._device)
         return started
 
-    def _run_most_tokens(self) -> None:
+    def _run_empty(self, num_tokens: int) -> None:
         """An empty round, eagerly."""
         self._uploads.send((), 0)
-        inputs = self._inputs.first(self._limits.max_num_seqs, self._limits.max_num_batched_tokens, self._limits.max_num_seqs)
+        inputs = self._inputs.first(self._limits.max_num_seqs, num_tokens, min(num_tokens, self._limits.max_num_seqs))
         self._forward.run(inputs, self._eager_attention)
 
     def _run(self, sent: SentRound) -> None:

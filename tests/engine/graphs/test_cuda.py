@@ -111,9 +111,9 @@ def run_drafts(runner: DraftRunner, num_slots: int) -> None:
 
 
 @contextmanager
-def compiled() -> Iterator[list[object]]:
+def compiled() -> Iterator[list[dict]]:
     """The kernels that Triton compiles, or loads from its cache, inside."""
-    found: list[object] = []
+    found: list[dict] = []
     triton.knobs.compilation.listener = lambda **event: found.append(event)
     try:
         yield found
@@ -131,7 +131,7 @@ def test_nothing_is_compiled_after_the_capture(device: str) -> None:
         for num_slots in range(1, 9):
             run_rounds(rounds, num_slots)
             run_drafts(drafts, num_slots)
-    assert not late
+    assert not late, [event["src"].name for event in late]
     assert rounds.counts.num_eager_rounds > 0
     assert rounds.counts.num_graph_rounds > 40
     assert drafts.counts.num_eager_passes > 0

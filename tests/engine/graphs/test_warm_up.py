@@ -12,18 +12,17 @@ from specwire.engine.graphs.layers import run_layers
 from specwire.engine.graphs.runner import RoundRunner
 from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.kv_cache import KVCache
-from specwire.engine.memory import WarmedUp
 from specwire.engine.models.decoder import Decoder
 from tests.verifier.harness import tiny_config, tiny_model
 
 LIMITS = RoundLimits(max_num_seqs=3, max_num_draft_tokens=2, max_num_batched_tokens=40, max_model_len=128)
 
 
-def make_draft_runner(model: Decoder, cache: KVCache) -> WarmedUp:
+def make_draft_runner(model: Decoder, cache: KVCache) -> RoundRunner | DraftRunner:
     return DraftRunner(model, cache, max_num_seqs=3, max_num_drafts=2, max_model_len=128, max_chunk=40)
 
 
-def make_round_runner(model: Decoder, cache: KVCache) -> WarmedUp:
+def make_round_runner(model: Decoder, cache: KVCache) -> RoundRunner | DraftRunner:
     return RoundRunner(model, cache, LIMITS, num_in_flight=1)
 
 
@@ -33,7 +32,7 @@ def make_round_runner(model: Decoder, cache: KVCache) -> WarmedUp:
     ids=["rounds", "drafting"],
 )
 def test_it_runs_the_largest_sizes_and_leaves_blocks_alone(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[Decoder, KVCache], WarmedUp], module: object, sizes: list[int]
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Decoder, KVCache], RoundRunner | DraftRunner], module: object, sizes: list[int]
 ) -> None:
     model, ran = tiny_model(), []
     cache = KVCache(model.config, 1, model.dtype)
@@ -45,14 +44,18 @@ def test_it_runs_the_largest_sizes_and_leaves_blocks_alone(
         return run_layers(model, kv_cache, backend, inputs, attention)
 
     monkeypatch.setattr(module, "run_layers", run)
-    make(model, cache).warm_up()
+    runner = make(model, cache)
+    runner.warm_up()
     assert ran == sizes
+    ran.clear()
+    runner.capture()
+    assert ran == [16, 32, 40], "a size whose kernels would be compiled while sequences are served"
     for layer in cache.layers:
         assert layer[0].isnan().all(), "a sequence may own that block"
 
 
 @pytest.mark.parametrize("make", [make_round_runner, make_draft_runner])
-def test_there_are_no_graphs_off_a_gpu(make: Callable[[Decoder, KVCache], WarmedUp]) -> None:
+def test_there_are_no_graphs_off_a_gpu(make: Callable[[Decoder, KVCache], RoundRunner | DraftRunner]) -> None:
     model = tiny_model()
     assert make(model, KVCache(model.config, 1, model.dtype)).num_graphs == 0
 
