@@ -16,6 +16,8 @@ from tests.scripted.drafter import GARBAGE
 from tests.scripted.verifier import VerifierScript
 
 NUM_STEPS = 2_500
+MOST_STEPS = 4 * NUM_STEPS
+"""How drafts and rounds interleave depends on how busy the machine is: a storm that has not met everything by NUM_STEPS goes on."""
 SCHEDULE = [[1, 3, 4], [4, 7, 2], [8, 10, 0], [11, 16, 3]]
 MAX_PROMPT = 80
 MAX_TOKENS = 60
@@ -149,7 +151,7 @@ async def test_random_steps(seed: int) -> None:
     ) as cluster:
         await cluster.all_there()
         storm = Storm(cluster, seed)
-        while cluster.num_steps < NUM_STEPS:
+        while cluster.num_steps < NUM_STEPS or (cluster.num_steps < MOST_STEPS and _find_missing(cluster.engine.counters)):
             await storm.act()
             storm.live = [request for request in storm.live if not request.sink.ended]
             num_steps = cluster.num_steps
@@ -167,9 +169,14 @@ def _check_coverage(counters: Counters, storm: Storm, ends: list[FinishReason | 
     """The storm has met what it is meant to test."""
     assert ends.count(FinishReason.LENGTH) > 50
     assert storm.num_cancels > 10
-    for name in (
+    assert _find_missing(counters) == []
+    assert counters.num_bad_rows == 0
+
+
+def _find_missing(counters: Counters) -> list[str]:
+    """What the storm has not met."""
+    names = (
         "num_accepted_tokens", "num_stale_rows", "num_rows_out_of_blocks", "num_dropped_rows", "num_preemptions", "num_pauses", "num_verifier_losses",
         "num_drafter_losses", "num_drafter_timeouts", "num_stale_drafts",
-    ):  # fmt: skip
-        assert getattr(counters, name) > 0, name
-    assert counters.num_bad_rows == 0
+    )  # fmt: skip
+    return [name for name in names if getattr(counters, name) == 0]
