@@ -88,7 +88,7 @@ def print_speculation(console: Console, stats: SpecStats) -> None:
         ("drafts", str(stats.num_drafts)),
         ("draft tokens", str(stats.num_draft_tokens)),
         ("accepted tokens", str(stats.num_accepted_tokens)),
-        ("steps", str(stats.num_steps)),
+        *([("steps", str(stats.num_steps))] if stats.num_steps else []),  # not among vLLM's counters
         *((f"acceptance at position {position} (%)", f"{100 * rate:.2f}") for position, rate in enumerate(position_rates(stats))),
     ]
     if stats.num_preemptions:

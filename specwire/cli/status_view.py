@@ -41,6 +41,12 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else _NONE
 
 
+def short_address(address: str) -> str:
+    """Of a socket in a long folder only the file: it is that which tells services of one stack apart."""
+    folder, slash, name = address.rpartition("/")
+    return f"unix:…/{name}" if slash and address.startswith("unix:") and len(folder) > 10 else address
+
+
 def _headline(status: CoordinatorStatus) -> Text:
     state = Text("serving" if status.is_ready else "not serving", style="green" if status.is_ready else "red")
     text = Text.assemble(state, f"  {status.model_id or 'no model yet'}  specwire {status.version}  up {_duration(status.uptime_s)}")
@@ -80,7 +86,7 @@ def _lane_row(lane: LaneStatus, status: CoordinatorStatus) -> Sequence[str | Tex
     )  # fmt: skip
     return (
         str(lane.index),
-        lane.address,
+        short_address(lane.address),
         _state("draining" if lane.is_draining else "ready" if lane.is_ready else "not ready"),
         f"{lane.num_running}/{status.max_num_seqs}",
         f"{lane.num_speculative_tokens}/{status.num_speculative_tokens}" if lane.num_steps else _NONE,
@@ -99,7 +105,7 @@ def _drafters(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Ta
 
 def _drafter_row(drafter: DrafterStatus, before: DrafterStatus | None, elapsed_s: float) -> Sequence[str | Text]:
     return (
-        drafter.address,
+        short_address(drafter.address),
         name_drafts(drafter.method, drafter.model_id) or _NONE,
         _state("not connected" if not drafter.is_connected else "draining" if drafter.is_draining else "late" if drafter.is_late else "ready"),
         f"{drafter.num_open}/{drafter.max_num_seqs}" if drafter.max_num_seqs else str(drafter.num_open),

@@ -16,7 +16,7 @@ from coordinator.server import CoordinatorServicer
 from coordinator.status import describe_status
 from specwire.cli import app
 from specwire.cli.status import Look, look_again, print_looks, show_live
-from specwire.cli.status_view import render
+from specwire.cli.status_view import render, short_address
 from specwire.client import AsyncClient, Client
 from specwire.config import CoordinatorConfig
 from specwire.errors import DeadlineExceededError, UnavailableError
@@ -246,3 +246,9 @@ def test_a_restarted_coordinator_has_no_rates() -> None:
     text = text_of(render(FULL, LATER))
     assert "100 generated (–)" in text
     assert "since the last look" not in text
+
+
+def test_sockets_are_named_by_their_file() -> None:
+    assert short_address("unix:/tmp/specwire-abc/verifier-0") == "unix:…/verifier-0"
+    assert short_address("unix:/run/v") == "unix:/run/v"
+    assert short_address("10.0.0.1:50052") == "10.0.0.1:50052"
