@@ -68,6 +68,7 @@ def open_channel(
     server_name: str = "",
     *,
     is_peer: bool = False,
+    reads_ahead: bool = True,
     tls: TlsOptions | None = None,
     metadata: Metadata = (),
 ) -> grpc.aio.Channel:
@@ -76,6 +77,8 @@ def open_channel(
     Args:
         server_name: the host name that stands for the address, if it was looked up already; what a certificate must name, then.
         is_peer: a verifier or drafter, whose loss must be noticed soon.
+        reads_ahead: what is on its way to a slow reader may grow to megabytes, as large answers over long distances need it; otherwise it
+            stays at 64 KiB a stream, so that a sender that gathers what its reader has no time for learns soon that it has none.
         tls: None = without; Unix sockets never have it, since the rights of the file decide who may use them. The files are read now: a
             channel does not notice that they change (specwire.channel.ChannelSource).
         metadata: of every call.
@@ -84,6 +87,8 @@ def open_channel(
         InvalidArgumentError: a file of tls can't be used.
     """
     options, credentials = _channel_arguments(address, max_message_bytes, server_name, tls, is_peer=is_peer)
+    if not reads_ahead:
+        options.append(("grpc.http2.bdp_probe", 0))
     if credentials is None:
         channel = grpc.aio.insecure_channel(address, options=options)
     else:

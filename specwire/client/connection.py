@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from typing import TYPE_CHECKING
 
 import grpc
@@ -43,8 +44,12 @@ class Connection:
         GRPC_USE.note()
         self.home = Home("the client")
         self._address = address
-        self._source = ChannelSource(lambda: open_channel(address, max_message_bytes, tls=tls, metadata=metadata), tls)
+        # Streams of tokens: seconds of them would wait on the way to a reader that falls behind, one small message a step. If they don't fit
+        # there, the coordinator makes one of several.
+        self._open = functools.partial(open_channel, address, max_message_bytes, tls=tls, metadata=metadata)
+        self._source = ChannelSource(functools.partial(self._open, reads_ahead=False), tls)
         self.channel = self._source.open()
+        self._fetch_channel: grpc.aio.Channel | None = None
         self.session = Session(self.channel, address, max_message_bytes)
         self._fetching = asyncio.Lock()
         self._tokenizers = tokenizers
@@ -63,7 +68,7 @@ class Connection:
                 num_breaks = self.session.num_breaks
                 await self._renew()
                 try:
-                    spec = await fetch_tokenizer(self.channel)
+                    spec = await self._fetch_tokenizer()
                 except UnavailableError as error:
                     remedy = explain_handshake(str(error)) or "is it running there?"
                     raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); {remedy}") from None
@@ -90,6 +95,17 @@ class Connection:
         self._closed.set()
         await self.session.close()
         await self.channel.close()
+        if self._fetch_channel is not None:
+            await self._fetch_channel.close()
+
+    async def _fetch_tokenizer(self) -> TokenizerSpec | None:
+        """On a channel of its own: megabytes, at once."""
+        self._fetch_channel = self._open()
+        try:
+            return await fetch_tokenizer(self._fetch_channel)
+        finally:
+            channel, self._fetch_channel = self._fetch_channel, None
+            await channel.close()
 
     async def _renew(self) -> None:
         """Takes over certificates that have changed, unless the present connection is in use."""

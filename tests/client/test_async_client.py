@@ -2,7 +2,9 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from specwire import AsyncClient, SamplingParams
@@ -353,3 +355,21 @@ async def test_wait_ready_without_a_server(socket_dir: Path) -> None:
     async with AsyncClient(f"unix:{socket_dir}/nobody.sock") as client:
         with pytest.raises(UnavailableError, match=r"nobody\.sock does not serve after 0\.2 s; is it running there"):
             await client.wait_ready(0.2)
+
+
+async def test_little_is_on_its_way_to_a_client_that_falls_behind(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are not read ahead, so that the coordinator gathers what has not been read; the tokenizer, which is large, is."""
+    opened: list[dict[str, Any]] = []
+    open_one = grpc.aio.insecure_channel
+
+    def watch(address: str, options: Any) -> grpc.aio.Channel:
+        opened.append(dict(options))
+        return open_one(address, options)
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", watch)
+    assert (await client.generate("so @", max_tokens=6)).text == "ABCDEF"
+    streams, tokenizer = opened
+    assert streams["grpc.http2.bdp_probe"] == 0
+    assert "grpc.http2.bdp_probe" not in tokenizer
+    assert (await client.generate("so @", max_tokens=6)).text == "ABCDEF"
+    assert len(opened) == 2
