@@ -1,7 +1,6 @@
 """Everything that was found, and what it means in words."""
 
 from dataclasses import dataclass
-from datetime import date
 
 import numpy as np
 
@@ -78,6 +77,16 @@ class Advice:
         """K of the schedule."""
         return next(k for start, end, k in self.schedule if start <= num_sequences <= end)
 
+    def best_drafting_k(self, num_sequences: int) -> int:
+        """K > 0 that is the best for so many sequences; 0 if there is none."""
+        row = self.rates[min(num_sequences, len(self.rates)) - 1]
+        return int(row[1:].argmax()) + 1 if len(row) > 1 else 0
+
+    def gain_of(self, num_sequences: int, k: int) -> float:
+        """Throughput with K over that without drafts, minus 1; 0 where no step had so many."""
+        row = self.rates[min(num_sequences, len(self.rates)) - 1]
+        return float(row[k] / row[0] - 1) if k < len(row) else 0.0
+
     def gain_at(self, num_sequences: int) -> float:
         """Throughput by the schedule over that without drafts, minus 1."""
         row = self.rates[num_sequences - 1]
@@ -141,25 +150,3 @@ def make_advice(measured: Measured, min_gain: float, seen_most: int) -> Advice:
     gains = adaptive_gains(measured.survival, times, spread_sizes(max_num_seqs))
     use_adaptive = bool(np.mean([np.log1p(gain.over_fixed) for gain in gains]) >= np.log1p(min_gain))
     return Advice(tuple(schedule), rates, tuple(gains), use_adaptive, min_gain, tuple(notes))
-
-
-def config_piece(advice: Advice, measured: Measured, source: str, day: date) -> str:
-    """The part of a specwire.yaml that follows the advice.
-
-    Args:
-        source: what was measured with.
-    """
-    lines = [f"# specwire advise, {day.isoformat()}: {source} with {measured.method or 'the drafter'} on {measured.model_id or 'the model'}"]
-    lines += [f"# {note}" for note in (advice.headline, *advice.notes)]
-    if advice.is_off:
-        return "\n".join([*lines, "speculative_config:", "  method: null"]) + "\n"
-    largest = max(k for _, _, k in advice.schedule)
-    table = f"num_speculative_tokens_per_batch_size: [{', '.join(map(str, map(list, advice.schedule)))}]"
-    lines.append("speculative_config:")
-    if advice.use_adaptive:
-        lines += [f"  num_speculative_tokens: {measured.most}", "  enable_adaptive_verification: true", f"  # without it: {table}"]
-    else:
-        lines.append(f"  num_speculative_tokens: {largest}")
-        if len(advice.schedule) > 1:
-            lines.append(f"  {table}")
-    return "\n".join(lines) + "\n"

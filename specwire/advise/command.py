@@ -1,47 +1,32 @@
-"""`specwire advise`: measures a running stack with the user's prompts, decides, and writes what to configure."""
+"""`specwire advise`: measures running stacks with the user's prompts, decides, and writes what to configure."""
 
 import datetime
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specwire.advise.advice import Advice, Measured, config_piece, make_advice
-from specwire.advise.drafts import AnswerDrafts, calibrated_survivals, expected_yield, synthetic_yield
-from specwire.advise.measure import Measuring, hidden_drafts, step_points
+from specwire.advise.configuration import canary_file, config_file
+from specwire.advise.markdown import to_markdown
+from specwire.advise.online_picture import draw_online
 from specwire.advise.options import AdviseOptions
 from specwire.advise.picture import draw
-from specwire.advise.report import print_advice, to_json
-from specwire.advise.steps import StepTimes, cost_of_status
-from specwire.bench.accept import choose_lines, make_accept_report
-from specwire.bench.accept_report import print_accept
-from specwire.bench.accept_report import to_json as acceptance_to_json
-from specwire.bench.acceptance import AcceptReport
+from specwire.advise.report import print_findings, to_json
+from specwire.advise.run import Findings, Stack, run_steps
+from specwire.bench.accept import choose_lines
 from specwire.bench.environment import describe_environment
-from specwire.bench.progress import stop_on_interrupt
 from specwire.bench.report import FILE_WIDTH, write_json
 from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
 from specwire.bench.serve_report import settings
-from specwire.bench.targets import connect
-from specwire.bench.workload import PromptLine, file_prompts, read_prompt_file
-from specwire.client import AsyncClient
+from specwire.bench.workload import PromptLine, read_prompt_file
 from specwire.console import make_console
-from specwire.errors import InvalidArgumentError, SpecwireError
-from specwire.messages import CoordinatorStatus
+from specwire.errors import InvalidArgumentError
+
+__all__ = ["Stack", "read_lines", "run_advise"]
 
 logger = logging.getLogger(__name__)
 
-JSON_NAME, CONFIG_NAME, PICTURE_NAME = "advice.json", "specwire.yaml", "advice.png"
-
-
-@dataclass(frozen=True, slots=True)
-class AdviseResult:
-    """measured: None if Ctrl-C came before enough was measured. asked_most: K that was asked for."""
-
-    acceptance: AcceptReport
-    measured: Measured | None
-    asked_most: int
+JSON_NAME, REPORT_NAME, CONFIG_NAME, CANARY_NAME = "advice.json", "advice.md", "specwire.yaml", "canary.yaml"
+PICTURE_NAME, ONLINE_NAME = "advice.png", "online.png"
 
 
 def read_lines(options: AdviseOptions) -> list[PromptLine]:
@@ -55,85 +40,60 @@ def read_lines(options: AdviseOptions) -> list[PromptLine]:
     return lines
 
 
-def run_advise(options: AdviseOptions, lines: list[PromptLine], make_client: Callable[[], AsyncClient]) -> int:
+def run_advise(options: AdviseOptions, lines: list[PromptLine], stacks: Sequence[Stack]) -> int:
     """Measures, prints the advice and writes it into the folder. Returns the program's exit status.
 
     Raises:
         SpecwireError: nothing could be measured.
     """
     environment = describe_environment()
-    result = run_loop(_run(options, lines, make_client))
+    findings = run_loop(run_steps(options, lines, stacks))
     console = make_console(FILE_WIDTH)
-    print_accept(console, result.acceptance)
-    if result.measured is None:
-        console.print("interrupted before steps were measured: there is no advice", markup=False)
+    if findings is None:
+        console.print("interrupted before everything was measured: there is no advice", markup=False)
         return EXIT_INTERRUPTED
-    measured = result.measured
-    advice = make_advice(measured, options.min_gain, result.asked_most)
-    print_advice(console, measured, advice)
-    piece = config_piece(advice, measured, options.accept.prompts.name, datetime.datetime.now(datetime.UTC).date())
-    console.print(f"\n{piece}", markup=False)
-    written = _write(options.output, piece, result, measured, advice, {"benchmark": "advise", **environment, "settings": settings(options)})
+    print_findings(console, findings)
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    title = f"specwire advise, {day}: {options.accept.prompts.name} with {findings.chosen.method} on {findings.model_id or 'the model'}"
+    written = _write_files(options, findings, title, {"benchmark": "advise", **environment, "settings": settings(options)})
+    config = written[1].read_text(encoding="utf-8")
+    console.print(f"\n{config}", markup=False)
     console.print(f"written: {', '.join(map(str, written))}", markup=False)
-    return EXIT_ERRORS if result.acceptance.num_failed and not options.accept.allow_errors else 0
+    return EXIT_ERRORS if findings.acceptance.num_failed and not options.accept.allow_errors else 0
 
 
-def _write(folder: Path, piece: str, result: AdviseResult, measured: Measured, advice: Advice, head: dict[str, object]) -> list[Path]:
-    paths = [folder / JSON_NAME, folder / CONFIG_NAME]
-    write_json(paths[0], {**head, **to_json(measured, advice), "acceptance": acceptance_to_json(result.acceptance)})
-    paths[1].write_text(piece, encoding="utf-8")
-    if measured.times is None:
-        return paths
+def _write_files(options: AdviseOptions, findings: Findings, title: str, head: dict[str, object]) -> list[Path]:
+    """The JSON file, the configuration, and the rest."""
+    folder, decision, advice = options.output, findings.decision, findings.advice
+    written = [folder / JSON_NAME, folder / CONFIG_NAME]
+    write_json(written[0], {**head, **to_json(findings)})
+    comments = [title, decision.headline, *decision.reasons[1:], *decision.doubts, *(advice.notes if advice is not None else findings.reservations)]
+    keys = findings.keys if decision.verdict.is_off else {**findings.drafter_keys, **findings.keys}
+    written[1].write_text(config_file(keys, comments), encoding="utf-8")
+    canary = folder / CANARY_NAME
+    if findings.plan is not None:
+        canary.write_text(canary_file(keys, findings.plan, [title, *findings.plan.steps]), encoding="utf-8")
+        written.append(canary)
+    else:
+        canary.unlink(missing_ok=True)  # of an earlier run, which said something else
+    pictures = _draw(folder, findings, options, title)
+    report = folder / REPORT_NAME
+    report.write_text(to_markdown(findings, title, [path.name for path in pictures]), encoding="utf-8")
+    return [*written, report, *pictures]
+
+
+def _draw(folder: Path, findings: Findings, options: AdviseOptions, title: str) -> list[Path]:
+    """Pictures of what was measured; none, with a warning, where matplotlib is not installed."""
+    wanted: list[tuple[Path, Callable[[Path], None]]] = []
+    measured, advice, low, high = findings.measured, findings.advice, findings.low, findings.high
+    if measured is not None and advice is not None and measured.times is not None:
+        wanted.append((folder / PICTURE_NAME, lambda path: draw(path, measured, advice, findings.acceptance)))
+    if low is not None and high is not None:
+        wanted.append((folder / ONLINE_NAME, lambda path: draw_online(path, (low, high), options.thresholds, title)))
     try:
-        draw(folder / PICTURE_NAME, measured, advice, result.acceptance)
+        for path, write in wanted:
+            write(path)
     except ModuleNotFoundError as error:
         logger.warning("there is no picture, since %s is not installed: `pip install 'specwire[plots]'` brings it", error.name)
-        return paths
-    return [*paths, folder / PICTURE_NAME]
-
-
-async def _run(options: AdviseOptions, lines: list[PromptLine], make_client: Callable[[], AsyncClient]) -> AdviseResult:
-    async with make_client() as client:
-        tokenizer = await connect(client, options.accept.ready_timeout_s)
-        if tokenizer is None:
-            raise InvalidArgumentError("the coordinator serves no tokenizer, so a prompt file is of no use")
-        prompts = file_prompts(lines, tokenizer, options.accept.max_tokens, as_chat=options.accept.chat)
-        status = await client.get_status()
-        for reservation in (reservations := hidden_drafts(status)):
-            logger.warning("%s", reservation)
-        with stop_on_interrupt() as stop:
-            measuring = Measuring(client, options, status, stop)
-            drafted = await measuring.acceptance(prompts)
-            report = make_accept_report(prompts, tokenizer.to_spec().model_id, drafted, None)
-            done = [record for record in drafted.records if record.is_ok]
-            if drafted.interrupted:
-                return AdviseResult(report, None, measuring.most)
-            if not done:
-                raise SpecwireError(f"all {report.num_failed} requests failed: {drafted.records[0].error_text}")
-            answers = [AnswerDrafts.of(prompts[record.index], record) for record in done]
-            most = max((count for answer in answers for count in answer.num_drafts), default=0)
-            is_synthetic = any(record.spec is not None and record.spec.synthetic for record in done)
-            drafts = (synthetic_yield if is_synthetic else expected_yield)(answers, most)
-            started_s = time.perf_counter()
-            points = step_points(await measuring.steps(prompts), measuring.num_lanes) if most else []
-            logger.info("measured %d kinds of steps in %.1f s", len(points), time.perf_counter() - started_s)
-            if stop.is_set():
-                return AdviseResult(report, None, measuring.most)
-    context_len = round(sum(record.num_prompt_tokens + record.num_output_tokens / 2 for record in done) / len(done))
-    has_drafts = any(point.num_requested for point in points)
-    measured = Measured(
-        model_id=report.model_id,
-        method=_method(status),
-        max_num_seqs=status.max_num_seqs,
-        drafts=drafts,
-        survival=calibrated_survivals(answers, max(most, 1)),
-        times=StepTimes(cost_of_status(status), points, context_len) if has_drafts else None,
-        points=tuple(points),
-        is_synthetic=is_synthetic,
-        reservations=tuple(reservations),
-    )
-    return AdviseResult(report, measured, measuring.most)
-
-
-def _method(status: CoordinatorStatus) -> str:
-    return ", ".join(dict.fromkeys(drafter.method for drafter in status.drafters if drafter.is_connected))
+        return []
+    return [path for path, _ in wanted]

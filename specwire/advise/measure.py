@@ -76,9 +76,9 @@ class Measuring:
     async def acceptance(self, prompts: Sequence[Prompt]) -> LoadRun:
         """All prompts, with as many drafts as the coordinator takes."""
         with show_progress("acceptance", len(prompts)) as ended:
-            generator = LoadGenerator(
-                self._backend(self._options.accept.params), time.perf_counter, max_concurrency=self._options.accept.max_concurrency, on_end=ended
-            )
+            send = self._backend(self._options.accept.params, tenant_cache_key=secrets.token_bytes(8))
+            limit = self._options.accept.max_concurrency
+            generator = LoadGenerator(send, time.perf_counter, max_concurrency=limit, keep_tokens=True, on_end=ended)
             return await generator.run(prompts, None, self._stop)
 
     def concurrencies(self) -> list[int]:
@@ -109,10 +109,17 @@ class Measuring:
                         runs.append(StepRun(repeat, concurrency, k, run.records))
         return runs
 
-    def _backend(self, params: SamplingParams) -> Send:
+    def _backend(self, params: SamplingParams, tenant_cache_key: bytes = b"") -> Send:
         accept = self._options.accept
-        label = f"advise-{secrets.token_hex(4)}"
-        return grpc_backend(self._client, params, label=label, timeout_s=accept.timeout_s, max_retries=accept.max_retries, report_drafts=True)
+        return grpc_backend(
+            self._client,
+            params,
+            label=f"advise-{secrets.token_hex(4)}",
+            timeout_s=accept.timeout_s,
+            max_retries=accept.max_retries,
+            report_drafts=True,
+            tenant_cache_key=tenant_cache_key,
+        )
 
 
 def step_points(runs: Sequence[StepRun], num_lanes: int) -> list[StepPoint]:

@@ -70,16 +70,16 @@ class StepTimes:
     def ms(self, num_sequences: int, num_requested: int, num_draft_tokens: Ints) -> Floats:
         """[n] for numbers of verified drafts [n] of the whole step."""
         factor = math.exp(self._log_factor(num_sequences, num_requested))
-        return factor * self._table_ms(num_sequences, num_requested, num_draft_tokens, self._context_len)
+        return factor * _table_ms(self._cost, num_sequences, num_requested, num_draft_tokens, self._context_len)
 
     def mean_ms(self, num_sequences: int, num_requested: int, share: float, num_drafts: float) -> float:
         """Of steps in which each sequence, by itself, has num_drafts drafts with a probability of `share`, and else none."""
         factor = math.exp(self._log_factor(num_sequences, num_requested))
-        return factor * self._mean_table_ms(num_sequences, num_requested, share, num_drafts, self._context_len)
+        return factor * mean_table_ms(self._cost, num_sequences, num_requested, share, num_drafts, self._context_len)
 
     def table_ms(self, point: StepPoint) -> float:
         """What the tables say of a point; 1 where they say nothing."""
-        return self._mean_table_ms(point.num_sequences, point.num_requested, point.share, point.num_drafts, point.context_len)
+        return mean_table_ms(self._cost, point.num_sequences, point.num_requested, point.share, point.num_drafts, point.context_len)
 
     def _factor(self, point: StepPoint) -> float:
         return math.log(point.step_ms / self.table_ms(point))
@@ -93,18 +93,17 @@ class StepTimes:
     def _plain_factor(self, num_sequences: int) -> float:
         return float(np.interp(math.log(num_sequences), *self._plain))
 
-    def _mean_table_ms(self, num_sequences: int, num_requested: int, share: float, num_drafts: float, context_len: int) -> float:
-        rows, weights = _binomial(num_sequences, share)
-        ms = self._table_ms(num_sequences, num_requested, np.rint(rows * num_drafts).astype(np.int64), context_len)
-        return float(ms @ weights)
 
-    def _table_ms(self, num_sequences: int, num_requested: int, num_draft_tokens: Ints, context_len: int) -> Floats:
-        if self.unknown:
-            return np.ones(len(num_draft_tokens))
-        num_drafters = len(self._cost.drafts)
-        shares = [num_sequences // num_drafters + (index < num_sequences % num_drafters) for index in range(num_drafters)]
-        shape = StepShape(num_sequences, num_sequences, num_sequences * context_len, 1, num_requested, shares)
-        return self._cost.step_ms(num_draft_tokens, shape)
+def mean_table_ms(cost: StepCost, num_sequences: int, num_requested: int, share: float, num_drafts: float, context_len: int) -> float:
+    """By the tables alone, of steps in which each sequence, by itself, has num_drafts drafts with a probability of `share`, and else none; 1 where
+    they say nothing.
+
+    Args:
+        context_len: mean tokens of a sequence.
+    """
+    rows, weights = _binomial(num_sequences, share)
+    ms = _table_ms(cost, num_sequences, num_requested, np.rint(rows * num_drafts).astype(np.int64), context_len)
+    return float(ms @ weights)
 
 
 def cost_of_status(status: CoordinatorStatus) -> StepCost:
@@ -113,6 +112,15 @@ def cost_of_status(status: CoordinatorStatus) -> StepCost:
     assert verify is not None, "a coordinator that serves has a lane that is ready"
     drafters = [drafter for drafter in status.drafters if drafter.is_connected]
     return StepCost(VerifyCurve(verify), [DraftCurve(drafter.draft_cost, drafter.draft_ms_per_kv_token) for drafter in drafters])
+
+
+def _table_ms(cost: StepCost, num_sequences: int, num_requested: int, num_draft_tokens: Ints, context_len: int) -> Floats:
+    if cost.unknown:
+        return np.ones(len(num_draft_tokens))
+    num_drafters = len(cost.drafts)
+    shares = [num_sequences // num_drafters + (index < num_sequences % num_drafters) for index in range(num_drafters)]
+    shape = StepShape(num_sequences, num_sequences, num_sequences * context_len, 1, num_requested, shares)
+    return cost.step_ms(num_draft_tokens, shape)
 
 
 def _binomial(number: int, share: float) -> tuple[Floats, Floats]:

@@ -1,9 +1,10 @@
 """The options of every command that calls a coordinator (or, for TLS, another service), and the clients that they stand for.
 
-A command takes the parameters that it needs under these types, and hands them on:
+A command takes the parameters that it needs under these types, or all of them as one, by `specwire.cli.option_groups`:
 
-    def generate(address: Address = DEFAULT_ADDRESS, api_key: ApiKey = "", tls_ca: TlsCa = "", tls_cert: TlsCert = "", tls_key: TlsKey = ""):
-        with make_client(ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)) as client:
+    @grouped
+    def generate(connection: ConnectionOptions) -> None:
+        with make_client(connection) as client:
 """
 
 import contextlib
@@ -53,11 +54,11 @@ class ConnectionOptions:
         InvalidArgumentError: an address that is none, a certificate without a key, or a key without a certificate.
     """
 
-    address: str = DEFAULT_ADDRESS
-    api_key: str = ""
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
+    address: Address = DEFAULT_ADDRESS
+    api_key: ApiKey = ""
+    tls_ca: TlsCa = ""
+    tls_cert: TlsCert = ""
+    tls_key: TlsKey = ""
 
     def __post_init__(self) -> None:
         check_address("the address", self.address)

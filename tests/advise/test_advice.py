@@ -1,16 +1,16 @@
 """What is found, in words and as a piece of specwire.yaml."""
 
-import json
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specwire.advise.advice import Advice, Measured, config_piece, make_advice
+from specwire.advise.advice import Advice, Measured, make_advice
+from specwire.advise.configuration import config_file, speculative_keys
 from specwire.advise.picture import draw
-from specwire.advise.report import print_advice, to_json
+from specwire.advise.report import print_steps
 from specwire.advise.steps import StepPoint, StepTimes
+from specwire.advise.verdict import Decision, Verdict
 from specwire.bench.acceptance import Acceptance, AcceptReport, PositionRates
 from specwire.config import VerifierConfig
 from specwire.config_file import read_config_file
@@ -20,8 +20,6 @@ from specwire.messages import SpecStats, VerifyCost
 from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 from tests.advise.test_decision import of_rate, times
-
-DAY = date(2026, 1, 31)
 
 
 def measured(rate: float = 0.8, *, step_times: StepTimes | None = None, survival: np.ndarray | None = None, **changes: object) -> Measured:
@@ -40,6 +38,12 @@ def speculative(piece: str, folder: Path) -> SpeculativeConfig:
     return resolve(VerifierConfig, "verifier", [read_config_file(path)]).config.speculative_config
 
 
+def followed(verdict: Verdict, found: Measured, advice: Advice, folder: Path, k: int = 3) -> SpeculativeConfig:
+    """What services make of a decision's configuration."""
+    keys = speculative_keys(Decision(verdict, k, ("said",)), advice, found.most)
+    return speculative(config_file(keys, ["said"]), folder)
+
+
 def test_dynamic_k(tmp_path: Path) -> None:
     found = measured()
     advice = make_advice(found, 0.02, 7)
@@ -47,7 +51,7 @@ def test_dynamic_k(tmp_path: Path) -> None:
     assert not advice.use_adaptive
     assert advice.headline.startswith(f"K = {advice.k_at(1)} for 1 to ")
     assert advice.gain_at(1) > 1.0
-    config = speculative(config_piece(advice, found, "chat.jsonl", DAY), tmp_path)
+    config = followed(Verdict.DYNAMIC, found, advice, tmp_path)
     assert config.num_speculative_tokens_per_batch_size == advice.schedule
     assert config.num_speculative_tokens == max(k for _, _, k in advice.schedule)
     assert not config.enable_adaptive_verification
@@ -55,12 +59,11 @@ def test_dynamic_k(tmp_path: Path) -> None:
     assert any("beyond, their times are those of the services' tables" in note for note in advice.notes)
 
 
-def test_one_k_needs_no_schedule(tmp_path: Path) -> None:
-    found = measured(max_num_seqs=2)
-    advice = make_advice(found, 0.1, 7)
-    assert len(advice.schedule) == 1
-    config = speculative(config_piece(advice, found, "chat.jsonl", DAY), tmp_path)
-    assert (config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size) == (advice.schedule[0][2], None)
+@pytest.mark.parametrize("verdict", [Verdict.ON, Verdict.WEIGH])
+def test_one_k_needs_no_schedule(verdict: Verdict, tmp_path: Path) -> None:
+    found = measured()
+    config = followed(verdict, found, make_advice(found, 0.02, 7), tmp_path, k=4)
+    assert (config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size) == (4, None)
 
 
 def test_leave_it_off(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_leave_it_off(tmp_path: Path) -> None:
     size, k, gain = advice.best_gain()
     assert gain < 0.02
     assert advice.headline == f"leave speculation off: the best that drafts do is {gain:+.1%} (K = {k} at {_sequences(size)}), and --min-gain is 2.0%"
-    assert speculative(config_piece(advice, found, "chat.jsonl", DAY), tmp_path).method is None
+    assert followed(Verdict.OFF, found, advice, tmp_path).method is None
 
 
 def _sequences(size: int) -> str:
@@ -78,14 +81,13 @@ def _sequences(size: int) -> str:
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_nothing_was_drafted(most: int, tmp_path: Path) -> None:
+def test_nothing_was_drafted(most: int) -> None:
     found = Measured("tiny", "ngram", 16, of_rate(0.0, most), np.full((1, 3), -1.0), None, ())
     advice = make_advice(found, 0.02, 3)
     assert advice.headline == "leave speculation off: the drafter offered nothing for these prompts"
     assert bool(advice.notes) == bool(most)
-    assert speculative(config_piece(advice, found, "chat.jsonl", DAY), tmp_path).method is None
-    print_advice(make_console(120), found, advice)
-    assert json.loads(json.dumps(to_json(found, advice), allow_nan=False))["leave_off"] is True
+    assert (advice.is_off, advice.best_drafting_k(1)) == (True, 0)
+    print_steps(make_console(120), found, advice)
 
 
 def test_adaptive_where_requests_differ(tmp_path: Path) -> None:
@@ -94,11 +96,9 @@ def test_adaptive_where_requests_differ(tmp_path: Path) -> None:
     advice = make_advice(found, 0.02, 7)
     assert advice.use_adaptive
     assert advice.headline.startswith("adaptive verification: +")
-    piece = config_piece(advice, found, "chat.jsonl", DAY)
-    config = speculative(piece, tmp_path)
+    config = followed(Verdict.ADAPTIVE, found, advice, tmp_path)
     assert config.enable_adaptive_verification
     assert (config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size) == (7, None)
-    assert "# without it: num_speculative_tokens_per_batch_size: [[1, " in piece
     assert not make_advice(found, 10.0, 7).use_adaptive
 
 
@@ -130,17 +130,12 @@ def test_a_picture(tmp_path: Path) -> None:
     assert width > height > 600
 
 
-def test_json_and_tables_say_the_same() -> None:
+def test_tables() -> None:
     found = measured()
-    advice: Advice = make_advice(found, 0.02, 7)
-    report = json.loads(json.dumps(to_json(found, advice), allow_nan=False))
-    assert [tuple(entry) for entry in report["num_speculative_tokens_per_batch_size"]] == list(advice.schedule)
-    by_size = {entry["num_sequences"]: entry for entry in report["batch_sizes"]}
-    assert by_size[64]["tokens_per_s_by_k"][0] == pytest.approx(1e3 * advice.rates[63, 0])
-    assert [point["step_ms"] for point in report["measured_steps"]] == [8.0, 18.0]
+    advice = make_advice(found, 0.02, 7)
     console = make_console(160)
     with console.capture() as capture:
-        print_advice(console, found, advice)
+        print_steps(console, found, advice)
     text = capture.get()
-    for words in ("a sequence's step", "steps as they were measured", f"advice: K = {advice.k_at(1)}", f"{1e3 * advice.rates[63, 0]:.1f}"):
+    for words in ("a sequence's step", "steps as they were measured", f"{1e3 * advice.rates[63, 0]:.1f}"):
         assert words in text

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from coordinator.canary_config import changed
 from specwire.advise.measure import Measuring
 from specwire.advise.options import AdviseOptions
 from specwire.bench.accept import AcceptOptions
 from specwire.cli import app
 from specwire.client import AsyncClient
+from specwire.config import CoordinatorConfig
+from specwire.config_file import read_config_file
+from specwire.config_layers import resolve
 from specwire.errors import FailedPreconditionError
 from specwire.messages import CoordinatorStatus, DraftCost, DrafterStatus, VerifyCost, VerifyRound
 from tests.advise.test_advice import speculative
@@ -24,12 +28,18 @@ from tests.bench.conftest import K, Served
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 _STEP_S = 0.004
-_TOKEN_S = 0.001
+_TOKEN_S = 0.004
 
 
 def advise(served: Served, output: Path, *arguments: object) -> Result:
     fixed = ["--address", served.address, "--prompts", PROMPTS, "--num-prompts", 1, "--output-len", 60, "--concurrency", "1,8", "--repeats", 1]
-    return CliRunner().invoke(app, ["advise", *map(str, [*fixed, "--step-len", 30, "--output", output, *arguments])])
+    return CliRunner().invoke(
+        app,
+        [
+            "advise",
+            *map(str, [*fixed, "--step-len", 30, "--low-rate", 20, "--high-rate", 80, "--online-seconds", 0.1, "--output", output, *arguments]),
+        ],
+    )
 
 
 def read(output: Path) -> Any:
@@ -62,8 +72,14 @@ def test_drafts_pay_where_tokens_cost_nothing(served: Served, tmp_path: Path) ->
     assert set(points) == {(size, k) for size in (1, 8) for k in (0, 1, K)}
     assert all(point["step_ms"] >= 1e3 * _STEP_S * 0.9 for point in points.values())
     assert all(point["num_drafts"] == pytest.approx(k, rel=0.2) for (_, k), point in points.items())
+    assert report["verdict"] in ("on", "dynamic", "adaptive"), "by the machine's load"
     written = speculative((tmp_path / "out" / "specwire.yaml").read_text(), tmp_path)
     assert written.num_speculative_tokens == K
+    page = (tmp_path / "out" / "advice.md").read_text()
+    assert all(words in page for words in (report["headline"], "## 1. Workload", "| low | 1 |", "![advice](advice.png)", "![online](online.png)"))
+    canary = resolve(CoordinatorConfig, "coordinator", [read_config_file(tmp_path / "out" / "canary.yaml")]).config
+    assert (canary.canary_share, canary.speculative_config.num_speculative_tokens) == (0.1, K)
+    changed(canary.speculative_config, canary.canary_config, K)
     assert report["headline"] in " ".join(result.stdout.split())
     for words in (
         "acceptance at position",
@@ -75,15 +91,47 @@ def test_drafts_pay_where_tokens_cost_nothing(served: Served, tmp_path: Path) ->
     assert {"date", "machine", "command"} <= set(report)
 
 
-def test_leave_it_off_where_it_does_not_pay(served: Served, tmp_path: Path) -> None:
-    served.verifier.script.delay_s = by_token
+def test_it_stops_where_hardly_a_draft_is_accepted(served: Served, tmp_path: Path) -> None:
     served.drafter.script.acceptance = 0.1
-    result = advise(served, tmp_path / "out", "--concurrency", "4", "--chat", "--categories", "qa,coding")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "canary.yaml").write_text("of an earlier run")
+    result = advise(served, tmp_path / "out", "--concurrency", "2", "--chat", "--categories", "qa,coding")
     assert result.exit_code == 0, result.output
     report = read(tmp_path / "out")
-    assert report["leave_off"]
-    assert "leave speculation off: the best that drafts do is -" in " ".join(result.stdout.split())
+    assert (report["verdict"], report["leave_off"], report["measured_steps"], report["online"]) == ("stopped", True, [], [])
+    assert report["acceptance"]["groups"][0]["acceptance_length"] < 1.5
+    assert "leave speculation off: the mean acceptance length is 1." in " ".join(result.stdout.split())
+    assert report["num_speculative_tokens_per_batch_size"] == [[1, 64, 0]]
     assert speculative((tmp_path / "out" / "specwire.yaml").read_text(), tmp_path).method is None
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["advice.json", "advice.md", "specwire.yaml"]
+    assert "## 5. Canary" in (tmp_path / "out" / "advice.md").read_text()
+
+
+def test_leave_it_off_where_it_does_not_pay(served: Served, tmp_path: Path) -> None:
+    """No draft is right, and each costs: whatever else the machine does meanwhile, nothing is gained by them."""
+    served.verifier.script.delay_s = by_token
+    served.drafter.script.acceptance = 0.0
+    arguments = ["--concurrency", "4", "--output-len", "16", "--step-len", "12", "--categories", "qa,coding", "--keep-going"]
+    result = advise(served, tmp_path / "out", *arguments)
+    assert result.exit_code == 0, result.output
+    report = read(tmp_path / "out")
+    assert (report["verdict"], report["leave_off"], report["canary"]) == ("off", True, None)
+    assert len(report["online"]) == 2
+    assert "leave speculation off: drafts save" in " ".join(result.stdout.split())
+    assert speculative((tmp_path / "out" / "specwire.yaml").read_text(), tmp_path).method is None
+
+
+def test_the_best_of_several_stacks(served: Served, tmp_path: Path) -> None:
+    """The same coordinator under another name is a candidate, too; on ties the first one counts."""
+    other = f"unix:{Path(served.address.removeprefix('unix:')).resolve()}"
+    result = advise(served, tmp_path / "out", "--categories", "qa", "--candidate", other, "--concurrency", "2", "--min-acceptance-length", "20")
+    assert result.exit_code == 0, result.output
+    report = read(tmp_path / "out")
+    there = [candidate for candidate in report["candidates"] if candidate["address"]]
+    assert [candidate["address"] for candidate in there] == [served.address, other]
+    assert all(candidate["method"] == "scripted" and candidate["acceptance_length"] > 1.5 for candidate in there)
+    assert "ngram" in [candidate["method"] for candidate in report["candidates"] if not candidate["address"]]
+    assert "is the best of 2" in " ".join(result.stdout.split())
 
 
 def test_tables_are_used_where_the_services_have_them(served: Served, tmp_path: Path) -> None:
@@ -113,7 +161,8 @@ def test_without_matplotlib_all_else_is_written(
         monkeypatch.delitem(sys.modules, name)
     result = advise(served, tmp_path / "out", "--concurrency", "2")
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["advice.json", "specwire.yaml"]
+    names = {path.name for path in (tmp_path / "out").iterdir()} - {"canary.yaml"}  # which is there if speculation is advised
+    assert names == {"advice.json", "advice.md", "specwire.yaml"}
     assert "pip install 'specwire[plots]'" in caplog.text
 
 
@@ -137,6 +186,12 @@ def test_the_coordinator_limits_k(served: Served, tmp_path: Path, caplog: pytest
         (["--step-len", "4"], "--step-len is 4"),
         (["--repeats", "0"], "--repeats is 0"),
         (["--min-gain", "-1"], "--min-gain is -1"),
+        (["--min-acceptance-length", "0.5"], "--min-acceptance-length is 0.5"),
+        (["--min-tpot-gain", "30"], "--min-tpot-gain is 30"),
+        (["--canary-percent", "0"], "--canary-percent is 0"),
+        (["--low-rate", "0"], "--low-rate is 0"),
+        (["--low-rate", "5", "--high-rate", "2"], "--low-rate is 5.0, but must be below --high-rate 2.0"),
+        (["--online-seconds", "-1"], "--online-seconds is -1"),
         (["--prompts", "none.jsonl"], "the prompt file none.jsonl can't be read"),
         (["--categories", "nocat"], "has no category 'nocat'"),
         (["--output", PROMPTS], "can't be written to"),
@@ -178,5 +233,5 @@ def test_ctrl_c_gives_no_advice(served: Served, tmp_path: Path, num_rounds: int)
     served.verifier.script.delay_s = interrupt
     result = advise(served, tmp_path / "out", "--categories", "qa", "--repeats", 50)
     assert result.exit_code == 130
-    assert "interrupted before steps were measured" in result.stdout
+    assert "interrupted before everything was measured" in result.stdout
     assert (tmp_path / "out" / "advice.json").read_text() == ""

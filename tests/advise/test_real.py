@@ -23,7 +23,7 @@ def test_a_tiny_model(tmp_path: Path, socket_dir: Path, monkeypatch: pytest.Monk
     try:
         address = up.wait_ready()
         arguments = ["--address", address, "--prompts", str(tmp_path / "prompts.jsonl"), "--output", str(tmp_path / "out"), "--ignore-eos"]
-        sizes = ["--output-len", "48", "--concurrency", "1,4", "--step-len", "24", "--repeats", "2"]
+        sizes = ["--output-len", "48", "--concurrency", "1,4", "--step-len", "24", "--repeats", "2", "--online-seconds", "1", "--keep-going"]
         result = CliRunner().invoke(app, ["advise", *arguments, *sizes])
     finally:
         up.process.terminate()
@@ -37,5 +37,12 @@ def test_a_tiny_model(tmp_path: Path, socket_dir: Path, monkeypatch: pytest.Monk
     assert tokens == sorted(tokens)
     assert tokens[-1] > 1.05, "greedy answers of a tiny model repeat themselves"
     assert report["acceptance"]["groups"][0]["prompts"] == 4
-    assert report["headline"]
+    assert report["workload"]["low"]["utilisation"] == pytest.approx(0.25)
+    assert report["workload"]["repetition"]["in_answer"] > 0.2
+    assert report["chosen"]["method"].startswith("ngram")
+    # As ngram drafts itself: from the same places, by the same matches.
+    assert report["workload"]["repetition"]["tokens_per_step"] == pytest.approx(tokens[-1], rel=0.1)
+    assert report["verdict"] in ("on", "weigh", "dynamic", "adaptive", "off")
+    assert [rate["name"] for rate in report["online"]] == ["low", "high"]
+    assert report["speculative_config"]["method"] == "ngram" or report["leave_off"]
     speculative((tmp_path / "out" / "specwire.yaml").read_text(), tmp_path)

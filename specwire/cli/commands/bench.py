@@ -9,38 +9,28 @@ from specwire.cli.app import app, exit_on_error
 from specwire.cli.bench_target import DEFAULT_URL, target_maker
 from specwire.cli.commands.measuring import (
     AllowErrors,
-    Categories,
     Chat,
-    IgnoreEos,
     MaxDraftTokens,
     Output,
     OutputLen,
-    PromptFile,
-    PromptsPerCategory,
-    ReadyTimeout,
-    Retries,
-    Seed,
-    Temperature,
-    Timeout,
-    TopK,
-    TopP,
-    Weights,
+    PromptChoice,
+    Sampling,
+    Sending,
     split_names,
 )
-from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
-from specwire.config import DEFAULT_ADDRESS
+from specwire.cli.connection import ConnectionOptions, make_async_client
+from specwire.cli.option_groups import grouped
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a running coordinator.")
 app.add_typer(bench, name="bench")
 
 
 @bench.command()
+@grouped
 def serve(
-    address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = "",
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
+    connection: ConnectionOptions,
+    sampling: Sampling,
+    sending: Sending,
     backend: Annotated[str, typer.Option(help="How to call: grpc, or openai for an OpenAI-compatible HTTP API of any engine.")] = "grpc",
     base_url: Annotated[str, typer.Option(help="Of the HTTP API.", show_default=DEFAULT_URL)] = "",
     model: Annotated[str, typer.Option(help="What HTTP requests name. [default: the server's first one]", show_default=False)] = "",
@@ -57,16 +47,8 @@ def serve(
     burstiness: Annotated[float, typer.Option(help="Shape of the gamma-distributed gaps: 1 = Poisson, below 1 = bursts.")] = 1.0,
     max_concurrency: Annotated[int | None, typer.Option(help="Most requests at once; without a rate a closed loop. [default: no limit]")] = None,
     warmup: Annotated[int, typer.Option(help="Requests that are sent before and count nowhere.")] = 0,
-    seed: Seed = 0,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    ignore_eos: IgnoreEos = False,
     max_draft_tokens: MaxDraftTokens = None,
     vocab_size: Annotated[int, typer.Option(help="Ids of made-up prompts end here; 0 = the served tokenizer's.")] = 0,
-    timeout: Timeout = None,
-    retries: Retries = 0,
-    ready_timeout: ReadyTimeout = 10.0,
     percentiles: Annotated[str, typer.Option(help="Of all latencies, with commas between them.")] = "50,90,95,99",
     goodput: Annotated[list[str] | None, typer.Option(help='Most milliseconds of a good request, such as "ttft:200 tpot:50 e2el:3000".')] = None,
     output: Output = None,
@@ -79,9 +61,7 @@ def serve(
         from specwire.bench.serve_options import ServeOptions
         from specwire.bench.statistics import Objective, parse_percentiles
         from specwire.bench.workload import Lengths
-        from specwire.sampling_params import SamplingParams
 
-        connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         where, make_target = target_maker(connection, backend=backend, base_url=base_url, model=model, extra_body=extra_body, is_chat=chat)
         options = ServeOptions(
             address=where,
@@ -93,14 +73,12 @@ def serve(
             burstiness=burstiness,
             max_concurrency=max_concurrency,
             num_warmups=warmup,
-            seed=seed,
-            params=SamplingParams(
-                temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, ignore_eos=ignore_eos, max_draft_tokens=max_draft_tokens
-            ),
+            seed=sampling.seed,
+            params=sampling.params(max_draft_tokens),
             vocab_size=vocab_size,
-            timeout_s=timeout,
-            max_retries=retries,
-            ready_timeout_s=ready_timeout,
+            timeout_s=sending.timeout,
+            max_retries=sending.retries,
+            ready_timeout_s=sending.ready_timeout,
             percentiles=parse_percentiles(percentiles),
             objective=Objective.parse(goodput or []),
             output=output,
@@ -114,53 +92,36 @@ def serve(
 
 
 @bench.command()
+@grouped
 def accept(
-    prompts: PromptFile,
-    address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = "",
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    chat: Chat = False,
-    categories: Categories = "",
-    weights: Weights = "",
-    num_prompts: PromptsPerCategory = None,
+    choice: PromptChoice,
+    connection: ConnectionOptions,
+    sampling: Sampling,
+    sending: Sending,
     output_len: OutputLen = 256,
     max_concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 8,
-    seed: Seed = 0,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    ignore_eos: IgnoreEos = False,
     max_draft_tokens: MaxDraftTokens = None,
     baseline: Annotated[bool, typer.Option("--baseline", help="Answer everything again without drafts and compare the tokens.")] = False,
-    timeout: Timeout = None,
-    retries: Retries = 0,
-    ready_timeout: ReadyTimeout = 10.0,
     output: Output = None,
     allow_errors: Annotated[bool, typer.Option("--allow-errors", help="Exit with status 0 in spite of failed requests or differences.")] = False,
 ) -> None:
     """Measure how many drafts a coordinator accepts, by category and weight, and how well the drafter's scores predict it."""
     with exit_on_error(2):
         from specwire.bench.accept import AcceptOptions, parse_weights, read_lines, run_accept
-        from specwire.sampling_params import SamplingParams
 
-        connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
         options = AcceptOptions(
-            address=address,
-            prompts=prompts,
-            chat=chat,
-            categories=split_names(categories),
-            weights=parse_weights(weights),
-            num_prompts=num_prompts,
+            address=connection.address,
+            prompts=choice.prompts,
+            chat=choice.chat,
+            categories=split_names(choice.categories),
+            weights=parse_weights(choice.weights),
+            num_prompts=choice.num_prompts,
             max_tokens=output_len,
-            params=SamplingParams(
-                temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, ignore_eos=ignore_eos, max_draft_tokens=max_draft_tokens
-            ),
+            params=sampling.params(max_draft_tokens),
             max_concurrency=max_concurrency,
-            timeout_s=timeout,
-            max_retries=retries,
-            ready_timeout_s=ready_timeout,
+            timeout_s=sending.timeout,
+            max_retries=sending.retries,
+            ready_timeout_s=sending.ready_timeout,
             baseline=baseline,
             output=output,
             allow_errors=allow_errors,

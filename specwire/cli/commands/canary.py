@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.cli.connection import Address, ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey
-from specwire.config import DEFAULT_ADDRESS
+from specwire.cli.connection import ConnectionOptions
+from specwire.cli.option_groups import grouped
 
 canary = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Another configuration of speculation for a share of the requests.")
 app.add_typer(canary, name="canary")
@@ -20,68 +20,55 @@ def group() -> None:
 
 
 @canary.command()
+@grouped
 def start(
-    config: Annotated[str, typer.Argument(metavar="JSON", help="What is different: num_speculative_tokens, num_speculative_tokens_per_batch_size.")],
+    connection: ConnectionOptions,
+    config: Annotated[str, typer.Argument(metavar="JSON", help="What is different: K, its schedule, enable_adaptive_verification, method.")],
     percent: Percent = 10.0,
     json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = "",
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
 ) -> None:
     """Begin a canary."""
-    _change("START", address, api_key, tls_ca, tls_cert, tls_key, percent=percent, config=config, json=json)
+    _change("START", connection, percent=percent, config=config, json=json)
 
 
 @canary.command()
+@grouped
 def share(
+    connection: ConnectionOptions,
     percent: Annotated[float, typer.Argument(min=0, max=100, metavar="PERCENT", help="Percentage of the requests; 0 = only those that ask for it.")],
     json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = "",
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
 ) -> None:
     """Give the canary another share."""
-    _change("SET_SHARE", address, api_key, tls_ca, tls_cert, tls_key, percent=percent, json=json)
+    _change("SET_SHARE", connection, percent=percent, json=json)
 
 
 @canary.command()
-def promote(
-    json: Json = False, address: Address = DEFAULT_ADDRESS, api_key: ApiKey = "", tls_ca: TlsCa = "", tls_cert: TlsCert = "", tls_key: TlsKey = ""
-) -> None:
+@grouped
+def promote(connection: ConnectionOptions, json: Json = False) -> None:
     """Give all requests the canary's configuration, those that run too."""
-    _change("PROMOTE", address, api_key, tls_ca, tls_cert, tls_key, json=json)
+    _change("PROMOTE", connection, json=json)
 
 
 @canary.command()
-def rollback(
-    json: Json = False, address: Address = DEFAULT_ADDRESS, api_key: ApiKey = "", tls_ca: TlsCa = "", tls_cert: TlsCert = "", tls_key: TlsKey = ""
-) -> None:
+@grouped
+def rollback(connection: ConnectionOptions, json: Json = False) -> None:
     """Give the canary's requests the configuration of all others."""
-    _change("ROLL_BACK", address, api_key, tls_ca, tls_cert, tls_key, json=json)
+    _change("ROLL_BACK", connection, json=json)
 
 
 @canary.command()
-def status(
-    json: Json = False, address: Address = DEFAULT_ADDRESS, api_key: ApiKey = "", tls_ca: TlsCa = "", tls_cert: TlsCert = "", tls_key: TlsKey = ""
-) -> None:
+@grouped
+def status(connection: ConnectionOptions, json: Json = False) -> None:
     """Show what both configurations came to so far."""
     from specwire.cli.canary import show_canary
 
-    with exit_on_error(2):
-        connection = ConnectionOptions(address, api_key, tls_ca, tls_cert, tls_key)
     with exit_on_error(1):
         show_canary(connection, as_json=json)
 
 
-def _change(action: str, *connection: str, json: bool, percent: float = 0.0, config: str = "") -> None:
+def _change(action: str, connection: ConnectionOptions, *, json: bool, percent: float = 0.0, config: str = "") -> None:
     from specwire.cli.canary import change_canary
     from specwire.messages import CanaryAction
 
-    with exit_on_error(2):
-        options = ConnectionOptions(*connection)
     with exit_on_error(1):
-        change_canary(options, CanaryAction[action], percent / 100, config, as_json=json)
+        change_canary(connection, CanaryAction[action], percent / 100, config, as_json=json)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from specwire.cli.app import app, exit_on_error
-from specwire.cli.commands.measuring import AllowErrors, Chat, IgnoreEos, OutputLen, ReadyTimeout, Seed, Temperature, Timeout, TopK, TopP, split_names
+from specwire.cli.commands.measuring import AllowErrors, Chat, OutputLen, ReadyTimeout, Sampling, Timeout, split_names
 from specwire.cli.connection import ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey, make_async_client
+from specwire.cli.option_groups import grouped
 
 
 def _stack_option(help_text: str) -> Any:
@@ -16,7 +17,9 @@ def _stack_option(help_text: str) -> Any:
 
 
 @app.command()
+@grouped
 def sweep(
+    sampling: Sampling,
     running: Annotated[str, typer.Option("--address", help="A running coordinator, instead of an own stack.", show_default=False)] = "",
     api_key: ApiKey = "",
     tls_ca: TlsCa = "",
@@ -41,11 +44,6 @@ def sweep(
     chat: Chat = False,
     input_len: Annotated[int, typer.Option(help="Tokens of a made-up prompt.")] = 128,
     output_len: OutputLen = 128,
-    seed: Seed = 0,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    ignore_eos: IgnoreEos = False,
     vocab_size: Annotated[int, typer.Option(help="Ids of made-up prompts end here; 0 = the served tokenizer's.")] = 0,
     timeout: Timeout = None,
     ready_timeout: ReadyTimeout = 10.0,
@@ -69,15 +67,14 @@ def sweep(
         from specwire.errors import InvalidArgumentError
         from specwire.stack.checks import check_engine, check_models
         from specwire.stack.resolve import resolve_stack
-        from specwire.sampling_params import SamplingParams
 
         load = ServeOptions(
             address=running,
             prompts=prompts,
             chat=chat,
             lengths=Lengths(input_len, output_len),
-            seed=seed,
-            params=SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, ignore_eos=ignore_eos),
+            seed=sampling.seed,
+            params=sampling.params(),
             vocab_size=vocab_size,
             timeout_s=timeout,
             ready_timeout_s=ready_timeout,

@@ -1,0 +1,49 @@
+"""Three prompt files for `specwire advise`, chosen from one JSONL file with `category`, `id` and `turns`: chat, copy-heavy summaries, and code.
+
+python -m benchmarks.advise_workloads prompts_bench.jsonl.gz --output prompts
+"""
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+CHAT = ("writing", "roleplay", "humanities", "stem")
+MAX_CHARACTERS = 2400
+"""Of a prompt: longer ones take a small CPU too long."""
+_COPY = "Copy the most important sentences of this article word for word, in their order.\n\n"
+
+
+def workloads(lines: list[dict[str, Any]], number: int) -> dict[str, list[dict[str, Any]]]:
+    """`number` prompts of each workload, spread evenly over its categories and over the file."""
+    short = [line for line in lines if len(line["turns"][0]) <= MAX_CHARACTERS]
+    chat = [line for name in CHAT for line in _spread([each for each in short if each["category"] == name], -(-number // len(CHAT)))]
+    summaries = _spread([line for line in short if line["category"] == "summarization"], number)
+    code = _spread([line for line in short if line["category"] == "coding"], number)
+    return {
+        "chat": chat[:number],
+        "summaries": [{**line, "turns": [_COPY + line["turns"][0].removeprefix("Summarize: ")]} for line in summaries],
+        "code": code,
+    }
+
+
+def _spread(lines: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    return [lines[index * len(lines) // number] for index in range(min(number, len(lines)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--number", type=int, default=16)
+    parser.add_argument("--output", type=Path, default=Path("prompts"))
+    arguments = parser.parse_args()
+    with gzip.open(arguments.prompts, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for name, chosen in workloads(lines, arguments.number).items():
+        (arguments.output / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in chosen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
