@@ -28,6 +28,19 @@ def workloads(lines: list[dict[str, Any]], number: int) -> dict[str, list[dict[s
     }
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Of a gzipped file."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def write_prompts(chosen: dict[str, list[dict[str, Any]]], folder: Path) -> None:
+    """One file a workload."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in chosen.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
 def _spread(lines: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     return [lines[index * len(lines) // number] for index in range(min(number, len(lines)))]
 
@@ -38,11 +51,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=16)
     parser.add_argument("--output", type=Path, default=Path("prompts"))
     arguments = parser.parse_args()
-    with gzip.open(arguments.prompts, "rt", encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    for name, chosen in workloads(lines, arguments.number).items():
-        (arguments.output / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in chosen), encoding="utf-8")
+    write_prompts(workloads(read_lines(arguments.prompts), arguments.number), arguments.output)
 
 
 if __name__ == "__main__":
