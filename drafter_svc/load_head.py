@@ -20,11 +20,12 @@ from specwire.messages import FeatureSet, ServiceDescription
 from specwire.phases import Phases
 
 from .block import BlockForward
+from .device_forward import DeviceForward
 from .draft_head import DraftHead, Features
 from .features import FeatureReader
 from .head_forward import HeadForward
 from .load import count_blocks, read_fingerprint
-from .sequential import DeviceSequentialForward, SequentialForward
+from .sequential import SequentialForward
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,6 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
             model_id=name,
             tokenizer_fingerprint=fingerprint,
         )
-    if config.device != "cpu" and config.use_cuda_graphs and spec.method in ("dflash", "dspark"):
-        logger.warning("heads that draft blocks run kernel by kernel: no graphs of them are captured")
     dtype = drafter.description.dtype
     logger.info("loaded %s (%s, %s) with %d KV blocks of %d tokens in %s", name, dtype, loaded.device, num_blocks, BLOCK_SIZE, phases)
     return drafter
@@ -159,10 +158,11 @@ def _make_forward(loaded: LoadedHead, kv_cache: KVCache, *, max_num_seqs: int, m
             raise InvalidArgumentError(
                 f"num_speculative_tokens is {max_num_drafts}, but the head {loaded.config.name} drafts blocks of {most}; lower it to at most {most}"
             )
-        return BlockForward(loaded.head, loaded.config.layers, kv_cache)
     if loaded.device.type != "cuda":
+        if isinstance(loaded.head, DFlashHead | DSparkHead):
+            return BlockForward(loaded.head, loaded.config.layers, kv_cache)
         return SequentialForward(loaded.head, loaded.config.layers, kv_cache)
-    forward = DeviceSequentialForward(
+    forward = DeviceForward(
         loaded.head,
         loaded.config.layers,
         loaded.source.width,

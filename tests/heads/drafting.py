@@ -5,15 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from drafter_svc.device_forward import DeviceForward
 from drafter_svc.draft_head import DraftHead, FeatureSpan
 from drafter_svc.load_head import head_drafter
 from drafter_svc.method import Ask, Drafts
-from drafter_svc.sequential import DeviceSequentialForward
 from specwire.engine.graphs.backends import Backend
-from specwire.engine.heads.eagle import EagleHead
-from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.load import LoadedHead, load_head
-from specwire.engine.heads.mtp import MtpHead
 from specwire.engine.kv_cache import KVCache
 from specwire.messages import DraftOpen, RowStatus
 from specwire.sampling_params import SamplingParams
@@ -103,7 +100,7 @@ def make_bench(
 ) -> Bench:
     """
     Args:
-        backend: draft token by token on the device with these kernels.
+        backend: draft on the device with these kernels.
     """
     method = checkpoint.folder.name.partition("_")[0]
     loaded = load_head(checkpoint.folder, method, target=target.folder, dtype="float32", device=DEVICE if backend else "cpu")
@@ -117,11 +114,10 @@ def make_bench(
 
 def _on_device(loaded: LoadedHead, features: GivenFeatures, num_blocks: int, max_num_drafts: int, backend: Callable[..., Backend]) -> DraftHead:
     shape, source = loaded.config.layers, loaded.source
-    assert isinstance(loaded.head, EagleHead | Eagle3Head | MtpHead)
     cache = KVCache(shape, num_blocks, loaded.dtype, loaded.device)
     for layer in cache.layers:
         layer.fill_(float("nan"))  # what was not computed must not be read
-    forward = DeviceSequentialForward(
+    forward = DeviceForward(
         loaded.head, shape, source.width, cache, max_num_seqs=8, max_num_drafts=max_num_drafts, max_model_len=loaded.max_model_len, max_chunk=24,
         backend=backend(shape, loaded.device, loaded.dtype, cache.block_size),
     )  # fmt: skip

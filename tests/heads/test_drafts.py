@@ -20,7 +20,7 @@ def text(seed: int, num_tokens: int = 120) -> list[int]:
 
 
 _SLOW = ("eagle3_two_layers", "eagle_plain", "mtp_mimo")
-ON_DEVICE = [f"{name}, on the device" for name in WRITERS if not name.startswith(("dflash", "dspark"))]
+ON_DEVICE = [f"{name}, on the device" for name in WRITERS]
 
 
 @pytest.fixture(params=[*WRITERS, *ON_DEVICE])
@@ -100,7 +100,7 @@ def test_no_block_is_lost(bench: Bench) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding rows compute on memory that nobody wrote
-@pytest.mark.parametrize("name", ["eagle3_speculators", *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)])
+@pytest.mark.parametrize("name", ["eagle3_speculators", "dspark_speculators", *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)])
 def test_kernels_draft_what_the_reference_drafts(target: Target, checkpoints: dict[str, Checkpoint], name: str) -> None:
     """Triton's kernels: on a GPU in captured graphs, elsewhere in Triton's interpreter, which is slow."""
     bench = make_bench(target, checkpoints[name], max_num_drafts=2, backend=lambda config, device, *_: TritonBackend(config, device))
@@ -113,7 +113,9 @@ def test_kernels_draft_what_the_reference_drafts(target: Target, checkpoints: di
 
 
 @pytest.mark.parametrize("value", [float("nan"), 3e38])
-@pytest.mark.parametrize("name", ["eagle3_speculators", "eagle3_speculators, on the device", "dspark_speculators"])
+@pytest.mark.parametrize(
+    "name", ["eagle3_speculators", "eagle3_speculators, on the device", "dspark_speculators", "dspark_speculators, on the device"]
+)
 def test_features_that_are_no_numbers_harm_no_other_sequence(target: Target, checkpoints: dict[str, Checkpoint], name: str, value: float) -> None:
     """Of a broken target: that sequence's drafts are worth nothing, but are tokens; nobody else meets them, nor what they leave in blocks."""
     name, _, is_on_device = name.partition(",")

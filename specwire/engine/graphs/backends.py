@@ -83,8 +83,9 @@ class Backend(Protocol):
         """`linear(x)`."""
         ...
 
-    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
-        """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other."""
+    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int, *, is_causal: bool = True) -> Attention:
+        """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other. Without is_causal every
+        token of a request sees all of its positions."""
         ...
 
 
@@ -107,15 +108,15 @@ class TorchBackend:
         """See `Backend.linear`."""
         return linear(x)
 
-    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
+    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int, *, is_causal: bool = True) -> Attention:
         """See `Backend.attention`."""
-        return _TorchAttention(self._config, self._device, self._dtype, self._block_size)
+        return _TorchAttention(self._config, self._device, self._dtype, self._block_size, is_causal)
 
 
 class _TorchAttention:
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int, is_causal: bool) -> None:
         self._group, self._scale = config.num_heads // config.num_kv_heads, config.head_dim**-0.5
-        self._device, self._dtype, self._block_size = device, dtype, block_size
+        self._device, self._dtype, self._block_size, self._is_causal = device, dtype, block_size, is_causal
         self._plan = AttentionPlan(())
 
     def update(self, inputs: PassInputs) -> None:
@@ -126,7 +127,9 @@ class _TorchAttention:
             return
         seq_lens = inputs.seq_lens[:num_requests].cpu().numpy().astype("int64").clip(min=1)  # a dead row sees one position rather than none
         slots = slot_table(inputs.block_tables[:num_requests].cpu().numpy(), self._block_size)
-        self._plan = plan_attention(cu_seqlens_q[: num_requests + 1], seq_lens, slots, self._group, self._device, self._dtype)
+        self._plan = plan_attention(
+            cu_seqlens_q[: num_requests + 1], seq_lens, slots, self._group, self._device, self._dtype, is_causal=self._is_causal
+        )
 
     def __call__(self, query: torch.Tensor, layer_kv: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         output = query.new_zeros(query.shape)
@@ -176,12 +179,12 @@ class TritonBackend:
 
         return skinny_linear(x, weight, linear.bias, tuning, self._product_scratch, early=early)
 
-    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int) -> Attention:
+    def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int, *, is_causal: bool = True) -> Attention:
         """See `Backend.attention`."""
         from specwire.engine.kernels.work_list import DeviceAttentionPlan
 
         scratch = self._long if max_query_len > _SHORT_QUERY_LEN else self._short
-        plan = DeviceAttentionPlan(scratch, num_requests, max_num_tokens, max_query_len, self._config.num_heads)
+        plan = DeviceAttentionPlan(scratch, num_requests, max_num_tokens, max_query_len, self._config.num_heads, is_causal=is_causal)
         return _TritonAttention(plan, self._config.head_dim**-0.5, self._options)
 
 

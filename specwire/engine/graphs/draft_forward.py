@@ -1,7 +1,7 @@
 """The passes of drafting on the device: fixed lists of kernels over tensors of fixed size, which graphs can hold."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -25,8 +25,13 @@ class DraftPasses(Protocol):
         ...
 
     def first(self, inputs: DraftInputs, attention: Attention) -> None:
-        """The uploaded tokens and the first draft of each row."""
+        """The uploaded tokens and the first draft of each row, or all of them."""
         ...
+
+
+@runtime_checkable
+class SteppedPasses(DraftPasses, Protocol):
+    """Passes that draft one by one."""
 
     def step(self, inputs: DraftInputs, attention: Attention) -> None:
         """One more draft of each row that wants one, from the one that the pass before has drawn."""

@@ -15,7 +15,7 @@ import torch
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.backends import Backend, choose_backend
 from specwire.engine.graphs.capture import capture_graphs, eager_sizes
-from specwire.engine.graphs.draft_forward import DraftForward, DraftPasses
+from specwire.engine.graphs.draft_forward import DraftForward, DraftPasses, SteppedPasses
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling, DraftUploads
 from specwire.engine.graphs.tensors import RoundLimits
@@ -56,7 +56,8 @@ class DraftRunner:
     """One draft model or head on one device, one call at a time. Not thread-safe: one thread owns it.
 
     A call of `launch` is a first pass over the committed tokens that have no KV yet, which draws draft 1 of each row, then a pass for each
-    further draft over the rows that want it. First passes are padded to token counts, the others to row counts; on CUDA each size is a graph.
+    further draft over the rows that want it; of a head that drafts blocks the first pass draws all. First passes are padded to token counts, the
+    others to row counts; on CUDA each size is a graph.
 
     Args:
         model: the draft model or head.
@@ -111,8 +112,9 @@ class DraftRunner:
             self._first[size] = _Pass(partial(forward.first, self._inputs.first(num_rows, size), attention))
         # Below max_num_seqs both have the same sizes: a first pass has the rows of all passes after it, and leaves nothing old in them.
         self._steps: dict[int, _Pass] = {}
-        for size in replace(limits, max_num_draft_tokens=0).graph_sizes():
-            self._steps[size] = _Pass(partial(forward.step, following.first(size, size), backend.attention(size, size, 1)))
+        if isinstance(forward, SteppedPasses):
+            for size in replace(limits, max_num_draft_tokens=0).graph_sizes():
+                self._steps[size] = _Pass(partial(forward.step, following.first(size, size), backend.attention(size, size, 1)))
 
     @property
     def num_graphs(self) -> int:
@@ -123,7 +125,7 @@ class DraftRunner:
     def warm_up(self) -> None:
         """Runs an empty pass of each kind in its largest size, kernel by kernel: no pass takes more memory."""
         self._compute_empty(self._max_chunk)
-        for passes in (self._first, self._steps):
+        for passes in filter(None, (self._first, self._steps)):
             passes[max(passes)].run()
 
     @torch.inference_mode()
@@ -170,7 +172,7 @@ class DraftRunner:
         assert ordered[-1].num_drafts > 0, f"no drafts wanted: {ordered[-1]}"
         num_tokens, num_live = self._send(ordered), len(ordered)
         self._run(self._first, num_tokens)
-        for position in range(1, ordered[0].num_drafts):
+        for position in range(1, ordered[0].num_drafts if self._steps else 1):
             while ordered[num_live - 1].num_drafts <= position:
                 num_live -= 1
             self._run(self._steps, num_live)

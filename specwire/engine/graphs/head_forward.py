@@ -7,6 +7,7 @@ import torch
 from specwire.engine.graphs.backends import Attention, Backend
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow
+from specwire.engine.graphs.sent_features import SentFeatures
 from specwire.engine.heads.device import DevicePass, HeadStates
 from specwire.engine.heads.head import SequentialHead
 from specwire.engine.kv_cache import KVCache
@@ -43,29 +44,22 @@ class HeadPasses:
         self._upload, self._tables, self._rows, self._following = upload, tables, rows, following
         dtype, device, vocabulary = head.tables.cos.dtype, upload.device, head.vocabulary
         num_rows = len(following.seq_lens)
-        self._sent = torch.zeros((max_num_tokens, width), dtype=dtype, pin_memory=device.type == "cuda")
-        self._features = torch.zeros((max_num_tokens, width), dtype=dtype, device=device)
+        self._features = SentFeatures(max_num_tokens, width, dtype, device)
         self._carried = torch.zeros((num_rows, width), dtype=dtype, device=device)
         self._logits = torch.zeros((num_rows, vocabulary.num_drafted), dtype=torch.float32, device=device)
         # What can't be drafted stays at minus infinity.
         self._all_logits = None if vocabulary.target_ids is None else torch.full((num_rows, vocabulary.size), -torch.inf, device=device)
 
     def send(self, rows: Sequence[DraftRow]) -> None:
-        """See `DraftPasses.send`: features, in the order of the tokens."""
-        begin = 0
-        for row in rows:
-            assert row.features is not None, f"row of slot {row.slot} without features"
-            offset, count = row.start_position - row.features_start, len(row.token_ids)
-            self._sent[begin : begin + count].copy_(row.features[offset : offset + count])
-            begin += count
-        self._features[:begin].copy_(self._sent[:begin], non_blocking=True)
+        """See `DraftPasses.send`."""
+        self._features.send(rows)
 
     def compute(self, inputs: DraftInputs, attention: Attention) -> HeadStates:
         """See `DraftPasses.compute`."""
         drafts, cache = self._backend.drafts, self._kv_cache
         drafts.write_tables(self._upload, self._tables)
         drafts.prepare(self._upload, self._tables, inputs, self._rows.first(len(inputs.seq_lens)), cache.block_size, cache.scratch_block)
-        return self._pass(self._features[: len(inputs.token_ids)], inputs, attention)
+        return self._pass(self._features.on_device[: len(inputs.token_ids)], inputs, attention)
 
     def first(self, inputs: DraftInputs, attention: Attention) -> None:
         """See `DraftPasses.first`."""
@@ -73,7 +67,7 @@ class HeadPasses:
         self._draft(HeadStates(states.output.index_select(0, last_rows), states.carried.index_select(0, last_rows)), inputs)
 
     def step(self, inputs: DraftInputs, attention: Attention) -> None:
-        """See `DraftPasses.step`. Rows keep their places from pass to pass, and so do the features that they carry."""
+        """See `SteppedPasses.step`. Rows keep their places from pass to pass, and so do the features that they carry."""
         self._draft(self._pass(self._carried[: len(inputs.token_ids)], inputs, attention), inputs)
 
     def _pass(self, features: torch.Tensor, inputs: DraftInputs, attention: Attention) -> HeadStates:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend, PassInputs
+from specwire.engine.kernels.linear import Linear
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.layer import LayerMath, LayerWeights
@@ -42,7 +43,7 @@ class DevicePass:
     kv_cache: KVCache
     backend: Backend
     inputs: PassInputs
-    attention: Attention
+    attention: Attention | None  # None where no row asks anything
 
     def norm(self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Adds x to the residual, in place; the sum's norm."""
@@ -57,8 +58,18 @@ class DevicePass:
             qkv, self.tables.cos, self.tables.signed_sin, inputs.positions, inputs.slot_mapping, layer_kv, layer.q_norm, layer.k_norm,
             config.rms_norm_eps,
         )  # fmt: skip
+        assert self.attention is not None, "a pass without attention"
         attended = self.attention(query, layer_kv, inputs)
         return self.backend.linear(layer.o, attended.view(num_tokens, config.num_heads * head_dim))
+
+    def write_context(self, layer: LayerWeights, key_value: Linear, normed: torch.Tensor, index: int) -> None:
+        """Writes KV of rows that ask nothing themselves, by the layer's product for keys and values alone, rows ordered k, v."""
+        config, inputs = self.tables.config, self.inputs
+        heads = self.backend.linear(key_value, normed).view(len(normed), 2 * config.num_kv_heads, config.head_dim)
+        self.backend.layers.rotary_kv_write(
+            heads, self.tables.cos, self.tables.signed_sin, inputs.positions, inputs.slot_mapping, self.kv_cache.layers[index],
+            layer.q_norm, layer.k_norm, config.rms_norm_eps,
+        )  # fmt: skip
 
     def feed_forward(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
         """What the feed-forward part adds to the residual stream."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from specwire.engine.batch import RaggedBatch
 from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.device import DevicePass, DeviceTables
 from specwire.engine.heads.head import Layers
 from specwire.engine.heads.tensors import HeadReader
 from specwire.engine.heads.vocabulary import Vocabulary, read_vocabulary
@@ -42,9 +43,11 @@ class BlockLayers:
         self._key_values = [
             reader.linear([f"{prefix}.self_attn.{part}_proj" for part in "kv"], (kv, kv), hidden, has_bias=shape.qkv_bias) for prefix in prefixes
         ]
+        self.tables = DeviceTables(self._math, shape, reader.dtype)
+        self._context_weight, self._norm_weight = reader.single("hidden_norm.weight", hidden), reader.single("norm.weight", hidden)
         self._layers = Layers(self._math, self._weights, shape, reader.dtype)
-        self._context_norm = RmsNorm(reader.single("hidden_norm.weight", hidden), eps, reader.dtype)
-        self._norm = RmsNorm(reader.single("norm.weight", hidden), eps, reader.dtype)
+        self._context_norm = RmsNorm(self._context_weight, eps, reader.dtype)
+        self._norm = RmsNorm(self._norm_weight, eps, reader.dtype)
         self._embedding = vocabulary.embedding
         self._mask_token_id = mask_token_id(config)
         self._mask_embedding = _read_mask_embedding(reader, config, self._mask_token_id)
@@ -60,6 +63,18 @@ class BlockLayers:
         if self._mask_embedding is not None:
             embedded = torch.where((batch.token_ids == self._mask_token_id).unsqueeze(1), self._mask_embedding, embedded)
         return self._norm(self._layers.run(embedded, self._math.rotation(batch.positions), batch, kv_cache))
+
+    def write_context_on(self, features: torch.Tensor, on: DevicePass) -> None:
+        normed = on.norm(None, features, self._context_weight)
+        for index, (layer, key_value) in enumerate(zip(self._weights, self._key_values, strict=True)):
+            on.write_context(layer, key_value, normed, index)
+
+    def run(self, on: DevicePass) -> torch.Tensor:
+        residual = F.embedding(on.inputs.token_ids, self._embedding)
+        if self._mask_embedding is not None:
+            is_mask = (on.inputs.token_ids == self._mask_token_id).unsqueeze(1)
+            residual = torch.where(is_mask, self._mask_embedding.to(residual.dtype), residual)
+        return on.norm(on.layers(self._weights, None, residual, first=0), residual, self._norm_weight)
 
 
 class DFlashHead:
@@ -82,6 +97,16 @@ class DFlashHead:
 
     def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
         return self._layers.forward(batch, kv_cache)
+
+    @property
+    def tables(self) -> DeviceTables:
+        return self._layers.tables
+
+    def write_context_on(self, features: torch.Tensor, on: DevicePass) -> None:
+        self._layers.write_context_on(features, on)
+
+    def run(self, on: DevicePass) -> torch.Tensor:
+        return self._layers.run(on)
 
 
 def block_size(config: HeadConfig) -> int:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from specwire.engine.batch import RaggedBatch
 from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.device import DevicePass, DeviceTables
 from specwire.engine.heads.dflash import BlockLayers, block_size, is_causal, mask_token_id
 from specwire.engine.heads.head import Candidates
 from specwire.engine.heads.tensors import HeadReader
@@ -92,6 +93,16 @@ class DSparkHead:
 
     def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
         return self._layers.forward(batch, kv_cache)
+
+    @property
+    def tables(self) -> DeviceTables:
+        return self._layers.tables
+
+    def write_context_on(self, features: torch.Tensor, on: DevicePass) -> None:
+        self._layers.write_context_on(features, on)
+
+    def run(self, on: DevicePass) -> torch.Tensor:
+        return self._layers.run(on)
 
 
 def _best(logits: torch.Tensor, count: int) -> Candidates:

@@ -100,6 +100,19 @@ class BlockHead(Protocol):
         """Blocks' rows after the final norm, [T, hidden_size]; their KV is of no use afterwards."""
         ...
 
+    @property
+    def tables(self) -> DeviceTables:
+        """Of the layers."""
+        ...
+
+    def write_context_on(self, features: torch.Tensor, on: DevicePass) -> None:
+        """As `write_context`, on the kernels of a device. features: [T, width] in the head's dtype, unchanged."""
+        ...
+
+    def run(self, on: DevicePass) -> torch.Tensor:
+        """As `forward`, on the kernels of a device, in the head's dtype."""
+        ...
+
 
 class Layers:
     """Decoder layers as a target has them.

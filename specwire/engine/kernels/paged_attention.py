@@ -67,6 +67,7 @@ def paged_attention(
         TILE_POSITIONS=tuning.tile_positions,
         RECORD=RECORD,
         MERGE_STAGES=_MERGE_STAGES,
+        CAUSAL=plan.is_causal,
         STAGES=tuning.num_stages,
         LARGE_STAGES=tuning.large_stages,
         EARLY=early,
@@ -98,6 +99,7 @@ def attend(
     TILE_POSITIONS: tl.constexpr,
     RECORD: tl.constexpr,
     MERGE_STAGES: tl.constexpr,
+    CAUSAL: tl.constexpr,
     STAGES: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
     EARLY: tl.constexpr,
@@ -127,13 +129,13 @@ def attend(
         _attend_tile(
             query, keys, table, partial_output, partial_stats, output, scale_log2, query_stride, stats_size, query_start, row_begin, num_rows,
             context_len, kv_begin, kv_end, num_splits, item, head,
-            GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, SMALL_ROWS, TILE_ROWS, TILE_POSITIONS, STAGES,
+            GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, SMALL_ROWS, TILE_ROWS, TILE_POSITIONS, CAUSAL, STAGES,
         )  # fmt: skip
     else:
         _attend_tile(
             query, keys, table, partial_output, partial_stats, output, scale_log2, query_stride, stats_size, query_start, row_begin, num_rows,
             context_len, kv_begin, kv_end, num_splits, item, head,
-            GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE_ROWS, TILE_ROWS, TILE_POSITIONS, LARGE_STAGES,
+            GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE_ROWS, TILE_ROWS, TILE_POSITIONS, CAUSAL, LARGE_STAGES,
         )  # fmt: skip
 
     if num_splits > 1:
@@ -181,6 +183,7 @@ def _attend_tile(
     ROWS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_POSITIONS: tl.constexpr,
+    CAUSAL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Row r of the tile is head (row_begin + r) % GROUP of query token (row_begin + r) // GROUP."""
@@ -206,7 +209,10 @@ def _attend_tile(
         key = tl.load(pointer, inside[:, None], 0.0)
         value = tl.load(pointer + KV_HEADS * HEAD_DIM, inside[:, None], 0.0)
         score = tl.dot(q, tl.trans(key), input_precision="ieee")
-        score = tl.where(position[None, :] <= last_visible[:, None], score, float("-inf"))
+        if CAUSAL:
+            score = tl.where(position[None, :] <= last_visible[:, None], score, float("-inf"))
+        else:
+            score = tl.where(inside[None, :], score, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(score, 1))
         decay = tl.exp2((maximum - new_maximum) * scale_log2)
         weight = tl.exp2(score * scale_log2 - (new_maximum * scale_log2)[:, None])

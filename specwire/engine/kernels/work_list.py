@@ -81,12 +81,15 @@ class DeviceAttentionPlan:
         max_num_tokens: most query tokens of a step.
         max_query_len: most query tokens of one request.
         num_heads: query heads of the model.
+        is_causal: else every query of a request sees all of its positions.
     """
 
-    def __init__(self, scratch: AttentionScratch, num_requests: int, max_num_tokens: int, max_query_len: int, num_heads: int) -> None:
+    def __init__(
+        self, scratch: AttentionScratch, num_requests: int, max_num_tokens: int, max_query_len: int, num_heads: int, *, is_causal: bool = True
+    ) -> None:
         tuning = scratch.tuning
         self.scratch = scratch
-        self.num_requests = num_requests
+        self.num_requests, self.is_causal = num_requests, is_causal
         self.group = num_heads // scratch.num_kv_heads
         self.tile_rows = min(tuning.tile_rows, max(triton.next_power_of_2(max_query_len * self.group), SMALL_ROWS))
         tiles = triton.cdiv(max_query_len * self.group, self.tile_rows)
@@ -108,6 +111,7 @@ class DeviceAttentionPlan:
             GROUP=self.group,
             TILE_ROWS=self.tile_rows,
             TILE_POSITIONS=tuning.tile_positions,
+            CAUSAL=self.is_causal,
             FEW_ITEMS=tuning.few_items,
             FEW_MIN=tuning.few_min_split // tuning.tile_positions,
             MANY_ITEMS=tuning.many_items,
@@ -130,6 +134,7 @@ def write_items(
     GROUP: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_POSITIONS: tl.constexpr,
+    CAUSAL: tl.constexpr,
     FEW_ITEMS: tl.constexpr,
     FEW_MIN: tl.constexpr,
     MANY_ITEMS: tl.constexpr,
@@ -181,7 +186,7 @@ def write_items(
         tl.store(record + 2, row_begin, mine)
         tl.store(record + 3, seq_len - query_len, mine)
         tl.store(record + 4, kv_begin, mine)
-        end = seq_len - query_len + last_token + 1
+        end = seq_len - query_len + last_token + 1 if CAUSAL else seq_len
         tl.store(record + 5, tl.where(split == splits - 1, end, tl.minimum(kv_begin + split_length * TILE_POSITIONS, end)), mine)
         tl.store(record + 6, request, mine)
         tl.store(record + 7, splits * 65536 + split, mine)

@@ -46,7 +46,7 @@ _KERNELS: list[tuple[Any, int, dict[str, Any]]] = [  # kernel, warps, arguments:
         {"query": "*bf16", "kv_cache": "*bf16", "block_tables": "*i32", "items": "*i32", "partial_output": "*fp32", "partial_stats": "*fp32"}
         | {"arrived": "*i32", "output": "*bf16", "scale_log2": "fp32", "query_stride": "i32", "table_stride": "i32", "num_scratch_items": "i32"}
         | {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE_ROWS": 16, "SMALL_ROWS": 16, "TILE_POSITIONS": 64, "RECORD": 8}
-        | {"MERGE_STAGES": 4, "STAGES": 5, "LARGE_STAGES": 5},
+        | {"MERGE_STAGES": 4, "CAUSAL": True, "STAGES": 5, "LARGE_STAGES": 5},
     ),
 ]
 

@@ -95,6 +95,20 @@ def test_equals_float64_attention(name, heads, head_dim):
     assert not plan.scratch.arrived.any()
 
 
+@pytest.mark.parametrize("few_items", [3, 64])
+def test_without_causality_every_query_sees_all_positions(few_items):
+    """A block of a draft head: as one query a request would, whether requests are split or not."""
+    segments = [(7, 20), (7, 33), (0, 0), (7, 7), (7, 150), (3, 64)]
+    query, cache, starts, seq_lens, tables = random_batch(segments, 6, 2, 16, torch.float32, seed=3)
+    tuning = dataclasses.replace(TUNING, few_items=few_items)
+    plan = DeviceAttentionPlan(AttentionScratch(2, 16, DEVICE, tuning), len(segments), 64, 32, 6, is_causal=False)
+    rows = torch.tensor([row for row, (count, _) in enumerate(segments) for _ in range(count)], device=query.device)
+    singly = torch.arange(len(rows) + 1, dtype=torch.int32, device=query.device)
+    actual = run(plan, query, cache, starts, seq_lens, tables, 0.25).double()
+    torch.testing.assert_close(actual, expected(query, cache, singly, seq_lens[rows], tables[rows], 0.25), atol=1e-5, rtol=0)
+    assert not plan.scratch.arrived.any()
+
+
 def test_16_bit_numbers_sum_in_float32():
     """Triton's interpreter multiplies no bfloat16."""
     segments = [(1, 100), (5, 40), (12, 12)]
