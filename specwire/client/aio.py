@@ -3,37 +3,33 @@
 import asyncio
 import contextlib
 import functools
-import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from specwire.channel import bearer
 from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_client, check_concurrency, items_of_batch, make_params
+from specwire.client.attempts import Attempts
 from specwire.client.batch import AsyncBatch
-from specwire.client.connection import Connection, TokenizerCache
-from specwire.client.generation import Deadline, Generation, Retries
-from specwire.client.prompts import BatchItem, Chat, CheckedPrompt, Prompt, check_label, check_prompt, encode_prompt
+from specwire.client.connection import Connection
+from specwire.client.generation import Deadline, Generation
+from specwire.client.prompts import BatchItem, Chat, Prompt, check_label, check_prompt
 from specwire.client.results import GenerationResult
 from specwire.client.rpc import fetch_status, send_canary
 from specwire.client.session import LiveRequest
-from specwire.client.stream import AsyncTokenStream, read_result
+from specwire.client.stream import AsyncTokenStream
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS
-from specwire.errors import DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError, UnsupportedError
+from specwire.errors import DeadlineExceededError, UnavailableError, UnsupportedError
 from specwire.messages import CanaryAction, CoordinatorStatus, GenerateRequest, VariantStatus
 from specwire.rpc import wait_serving, watch_serving
 from specwire.sampling_params import SamplingParams
 from specwire.tls import TlsOptions, explain_handshake
-from specwire.tracing.context import current_traceparent
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
 _RENEWAL_S = 10.0
-Result = TypeVar("Result")
 
 
 class AsyncClient:
@@ -65,15 +61,8 @@ class AsyncClient:
         tenant_cache_key: bytes = b"",
     ) -> None:
         check_client(address, max_message_mb, tls, api_key, tenant_cache_key)
-        self._address = address
-        self._tls = tls
-        self._metadata = bearer(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)
-        self._tenant_cache_key = tenant_cache_key
-        self._max_message_bytes = max_message_mb << 20
-        self._retries = Retries(max_retries)
-        self._tokenizers = TokenizerCache()
-        self._connection: Connection | None = None
-        self._closed = False
+        metadata = bearer(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)
+        self._attempts = Attempts(address, max_message_mb << 20, max_retries, tls, metadata, tenant_cache_key)
 
     def with_api_key(self, api_key: str) -> "AsyncClient":
         """A client of the same coordinator, otherwise like this one, for another API key; empty = without any. For programs that call for many
@@ -82,21 +71,22 @@ class AsyncClient:
         Raises:
             InvalidArgumentError: a key that no header can carry.
         """
+        own = self._attempts
         client = AsyncClient(
-            self._address,
-            max_message_mb=self._max_message_bytes >> 20,
-            max_retries=self._retries.max_retries,
-            tls=self._tls,
+            own.address,
+            max_message_mb=own.max_message_bytes >> 20,
+            max_retries=own.retries.max_retries,
+            tls=own.tls,
             api_key=api_key,
-            tenant_cache_key=self._tenant_cache_key,
+            tenant_cache_key=own.tenant_cache_key,
         )
-        client._tokenizers = self._tokenizers
+        client._attempts.tokenizers = own.tokenizers
         return client
 
     @property
     def num_retries(self) -> int:
         """Attempts so far that followed another one of the same request."""
-        return self._retries.num_retries
+        return self._attempts.retries.num_retries
 
     async def generate(
         self,
@@ -143,8 +133,12 @@ class AsyncClient:
         Use it in `async with` where leaving it early must end the generation at once.
         """
         params, prompt, deadline = make_params(params, sampling), check_prompt(prompt), Deadline(timeout)
-        start = functools.partial(self._start, prompt, params, check_label("request_id", request_id), deadline, variant=variant, whole=False)
-        return AsyncTokenStream(functools.partial(self._attempt, start, deadline), deadline)
+        label = check_label("request_id", request_id)
+
+        async def start(connection: Connection) -> Generation:
+            return await self._attempts.start(connection, prompt, params, deadline, label, variant, whole=False)
+
+        return AsyncTokenStream(functools.partial(self._attempts.call, start, deadline), deadline)
 
     async def chat(
         self,
@@ -216,7 +210,7 @@ class AsyncClient:
             own_label = label if item.request_id == "" else item.request_id
             return self._run(item.prompt, own, timeout if item.timeout is None else item.timeout, own_label, waits_for_room=False)
 
-        return AsyncBatch(items, run, self._connect, check_concurrency(max_concurrency))
+        return AsyncBatch(items, run, self._attempts.connect, check_concurrency(max_concurrency))
 
     async def start(self, request: GenerateRequest) -> LiveRequest:
         """Sends a request as it is: not one of the calls for users, but of the load generator, which counts tokens and must not take the time to
@@ -225,13 +219,13 @@ class AsyncClient:
         Raises:
             ResourceExhaustedError: the request is larger than a message may be.
         """
-        return self._connect().session.start(request, whole=False)
+        return self._attempts.connect().session.start(request, whole=False)
 
     async def get_tokenizer(self) -> "Tokenizer":
         """The served tokenizer, fetched once. Raises UnsupportedError if there is none."""
-        tokenizer = await self._attempt(Connection.tokenizer, Deadline(None))
+        tokenizer = await self._attempts.call(Connection.tokenizer, Deadline(None))
         if tokenizer is None:
-            raise UnsupportedError(f"the coordinator at {self._address} serves no tokenizer; send token ids instead of text")
+            raise UnsupportedError(f"the coordinator at {self._attempts.address} serves no tokenizer; send token ids instead of text")
         return tokenizer
 
     async def get_status(self, timeout: float = 10.0) -> CoordinatorStatus:
@@ -243,12 +237,12 @@ class AsyncClient:
         """
         Deadline(timeout)  # says now what is wrong with it
         try:
-            return await fetch_status(self._connect().channel, timeout)
+            return await fetch_status(self._attempts.connect().channel, timeout)
         except UnavailableError as error:
             remedy = explain_handshake(str(error)) or "is it running there?"
-            raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); {remedy}") from None
+            raise UnavailableError(f"the coordinator at {self._attempts.address} can't be reached ({error}); {remedy}") from None
         except DeadlineExceededError:
-            raise DeadlineExceededError(f"the coordinator at {self._address} did not answer within {timeout:g} s; it may hang") from None
+            raise DeadlineExceededError(f"the coordinator at {self._attempts.address} did not answer within {timeout:g} s; it may hang") from None
 
     async def set_canary(self, action: CanaryAction, *, share: float = 0.0, config: str = "", timeout: float = 10.0) -> tuple[VariantStatus, ...]:
         """Starts, changes or ends the coordinator's canary. Returns base and canary as they are then, after its end as they were.
@@ -262,26 +256,25 @@ class AsyncClient:
             UnauthenticatedError: the API key may not.
         """
         Deadline(timeout)  # says now what is wrong with it
-        return await send_canary(self._connect().channel, action, share, config, timeout)
+        return await send_canary(self._attempts.connect().channel, action, share, config, timeout)
 
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
         Deadline(timeout)  # says now what is wrong with it
-        connection = self._connect()
+        connection = self._attempts.connect()
         try:
             async with asyncio.timeout(timeout):
                 await wait_serving(connection.channel)
         except TimeoutError:
-            raise UnavailableError(
-                f"the coordinator at {self._address} does not serve after {timeout:g} s; is it running there, and do both sides use TLS, or neither? "
-                "its log says what it waits for"
-            ) from None
+            place = f"the coordinator at {self._attempts.address} does not serve after {timeout:g} s"
+            text = f"{place}; is it running there, and do both sides use TLS, or neither? its log says what it waits for"
+            raise UnavailableError(text) from None
 
     async def watch_serving(self) -> AsyncGenerator[bool, None]:
         """Whether the coordinator takes requests: as soon as it can be reached, and at every change; False when it goes away. Never ends."""
         serves = False
         while True:
-            channel = await self._connect().renewed_channel()
+            channel = await self._attempts.connect().renewed_channel()
             async with contextlib.aclosing(watch_serving(channel)) as changes:
                 # One that can't be reached may be so for want of new certificates.
                 with contextlib.suppress(TimeoutError):
@@ -292,14 +285,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends all generations and the connection; may be called again."""
-        self._closed = True
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if not connection.home.is_here:
-            logger.warning("a client of %s is closed outside of its event loop: its connection is dropped", self._address)
-            return
-        await connection.close()
+        await self._attempts.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -307,60 +293,10 @@ class AsyncClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def _connect(self) -> Connection:
-        if self._closed:
-            raise FailedPreconditionError("the client is closed; make a new one")
-        if self._connection is None:
-            self._connection = Connection(self._address, self._max_message_bytes, self._tokenizers, self._tls, self._metadata)
-        self._connection.home.check()
-        return self._connection
-
     async def _run(
         self, prompt: Prompt, params: SamplingParams, timeout: float | None, request_id: str, variant: str = "", *, waits_for_room: bool
     ) -> GenerationResult:
-        """Generates everything, again where it failed: nobody has seen any of it. A batch itself waits for room in the coordinator's queue."""
+        """A batch itself waits for room in the coordinator's queue."""
         checked, deadline = check_prompt(prompt), Deadline(timeout)
-        start = functools.partial(self._start, checked, params, check_label("request_id", request_id), deadline, variant=variant, whole=True)
-
-        async def attempt(connection: Connection) -> GenerationResult:
-            return await read_result(await start(connection))
-
-        async with deadline.limit():
-            return await self._attempt(attempt, deadline, waits_for_room=waits_for_room)
-
-    async def _attempt(self, call: Callable[[Connection], Awaitable[Result]], deadline: Deadline, *, waits_for_room: bool = True) -> Result:
-        """Makes a call, and makes it again after an error that passes."""
-        num_failures = 0
-        while True:
-            connection = self._connect()
-            try:
-                return await call(connection)
-            except SpecwireError as error:
-                num_failures += 1
-                pause_s = self._retries.pause_s(error, num_failures, deadline, waits_for_room=waits_for_room)
-                if pause_s is None or self._closed:
-                    raise
-                logger.debug("attempt %d at %s failed and is repeated in %.2f s: %s", num_failures, self._address, pause_s, error)
-            await connection.pause(pause_s)
-            self._retries.count()
-
-    async def _start(
-        self, prompt: CheckedPrompt, params: SamplingParams, request_id: str, deadline: Deadline, connection: Connection, *, variant: str, whole: bool
-    ) -> Generation:
-        tokenizer = await connection.tokenizer()
-        prompt_token_ids = encode_prompt(prompt, tokenizer, self._address)
-        request = GenerateRequest(
-            prompt_token_ids,
-            params,
-            request_id,
-            self._tenant_cache_key,
-            check_label("variant", variant),
-            timeout_ms=deadline.remaining_ms,
-            traceparent=current_traceparent(),
-        )
-        live = connection.session.start(request, whole=whole)
-        try:
-            return Generation(prompt_token_ids, params, live, tokenizer, await live.read())
-        except BaseException:
-            live.cancel()
-            raise
+        label = check_label("request_id", request_id)
+        return await self._attempts.generate(checked, params, deadline, label, variant, waits_for_room=waits_for_room)

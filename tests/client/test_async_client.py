@@ -281,8 +281,8 @@ async def test_a_slow_consumer_finds_longer_events_and_holds_up_nobody(ids_clien
     first = await anext(slow)
     other = await ids_client.generate([1, 0], max_tokens=800)  # ends while nobody reads the slow one
     assert len(other.token_ids) == 800
-    assert ids_client._connection is not None
-    await until(lambda: not ids_client._connection.session._live)  # type: ignore[union-attr]
+    assert ids_client._attempts._connection is not None
+    await until(lambda: not ids_client._attempts._connection.session._live)  # type: ignore[union-attr]
     rest: list[StreamEvent] = [event async for event in slow]
     assert [*first.token_ids, *(token_id for event in rest for token_id in event.token_ids)] == expected_tokens([0], 0, 600, 1000)
     assert len(rest) == 1
@@ -338,9 +338,9 @@ async def test_the_client_goes_on_with_the_next_server(socket_dir: Path) -> None
 async def test_wait_ready(ids_engine: ScriptedEngine, ids_client: AsyncClient) -> None:
     await ids_client.wait_ready(10)
     ids_engine.set_ready(False, "no verifier")
-    assert ids_client._connection is not None
+    assert ids_client._attempts._connection is not None
     async with asyncio.timeout(10):
-        while await is_serving(ids_client._connection.channel):
+        while await is_serving(ids_client._attempts._connection.channel):
             pass
     with pytest.raises(UnavailableError, match=r"does not serve after 0\.2 s"):
         await ids_client.wait_ready(0.2)

@@ -100,8 +100,8 @@ async def test_cancelling_generate_cancels_it(client: AsyncClient, engine: Scrip
     await until(lambda: len(engine.live) == 1 and not engine.requests[-1].is_cancelled)
     running.cancel()
     await until(lambda: not engine.live)
-    assert client._connection is not None
-    assert not client._connection.session._live
+    assert client._attempts._connection is not None
+    assert not client._attempts._connection.session._live
 
 
 async def test_a_stream_that_is_never_read_starts_nothing(ids_client: AsyncClient, ids_engine: ScriptedEngine) -> None:

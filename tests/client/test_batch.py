@@ -286,8 +286,8 @@ async def test_leaving_a_batch_ends_what_runs(client: AsyncClient, engine: Scrip
     await until(lambda: not engine.live)
     assert len(engine.requests) in (8, 9)
     assert sum(scripted.is_cancelled for scripted in engine.requests) == len(engine.requests) - 1
-    assert client._connection is not None
-    assert not client._connection.session._live
+    assert client._attempts._connection is not None
+    assert not client._attempts._connection.session._live
 
 
 async def test_a_batch_that_is_never_read_sends_nothing(client: AsyncClient, engine: ScriptedEngine) -> None:
