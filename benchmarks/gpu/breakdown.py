@@ -37,8 +37,11 @@ class TraceKey:
         return f"{self.trace_id:032x}"
 
 
-async def read_traces(path: Path, keys: Iterable[TraceKey]) -> dict[str, list[FileSpan]]:
+async def read_traces(path: Path, keys: Iterable[TraceKey], *, with_drafts: bool = False) -> dict[str, list[FileSpan]]:
     """The spans of each trace by its hex id, as soon as the verifier has written its own: services export about a second late.
+
+    Args:
+        with_drafts: also wait for the drafter's; those that do not come in time are left out.
 
     Raises:
         TimeoutError: some are still missing after ten seconds.
@@ -49,9 +52,12 @@ async def read_traces(path: Path, keys: Iterable[TraceKey]) -> dict[str, list[Fi
         spans = [span for span in read_spans(path)[0] if span.trace_id in wanted]
         sent, run = ({span.trace_id for span in spans if span.name == name} for name in ("generate", "forward"))
         forwards = {span.parent_id for span in spans if span.name == "forward"}
-        if sent == run == wanted and all(span.span_id in forwards for span in spans if span.name == "verify"):
+        is_over = time.monotonic() > deadline
+        drafted = {span.parent_id for span in spans if span.name == "draft"}
+        has_drafts = not with_drafts or is_over or all(span.span_id in drafted for span in spans if span.name == "propose")
+        if sent == run == wanted and has_drafts and all(span.span_id in forwards for span in spans if span.name == "verify"):
             return {trace_id: [span for span in spans if span.trace_id == trace_id] for trace_id in wanted}
-        if time.monotonic() > deadline:
+        if is_over:
             raise TimeoutError(f"of {len(wanted)} traces {len(sent)} have ended, and the verifier wrote spans of {len(run)}")
         await asyncio.sleep(_PAUSE_S)
 

@@ -36,7 +36,7 @@ from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer
 from specwire.train.data import encode_prompt
 
-SLICES = {"eagle3": 150, "smollm": 120}
+SLICES = {"eagle3": 240, "smollm": 160}
 NUM_DRAFTS = 3
 RATES = peer.SYNTHETIC_RATES[:NUM_DRAFTS]
 EAGLE3_AIMS = {1: 1.0, 8: 1.1, 32: 1.1, 128: 1.0, 256: 1.0}
@@ -154,6 +154,7 @@ class _Peers:
         self._drafter = replace(
             drafter, kv_cache_memory=_TINY_KV_BYTES if is_tiny else _HEAD_KV_BYTES, prefill_chunk=min(1024, sizes.max_num_batched_tokens),
             metrics_listen=self._metrics,
+            trace_file=self._verifier.trace_file,
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -182,7 +183,7 @@ async def _measure(
             generated = await run_batch(served.channel, prompts, peers.sizes.num_steps + 1, traceparent=key.traceparent)
             rows[name]["features"] = (await asyncio.to_thread(FeatureTraffic.read, metrics)).since(before)
             keys[name] = key, generated.arrivals
-    spans = await read_traces(peers.trace_file, [key for key, _ in keys.values()])
+    spans = await read_traces(peers.trace_file, [key for key, _ in keys.values()], with_drafts=True)
     for name, (key, arrivals) in keys.items():
         rows[name]["breakdown"] = break_down(spans[key.hex], arrivals)
     return rows
