@@ -23,7 +23,7 @@ _ALONE = 3
 """Requests one after the other."""
 _ROUNDS = 2
 """Requests of a full load, by how many run at once."""
-_MIN_REQUESTS, _MAX_REQUESTS = 8, 5000
+_MIN_REQUESTS, _MAX_REQUESTS = 6, 5000
 """At a rate."""
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import advise
+from benchmarks import advise, advise_workloads
+from specwire.bench.workload import read_prompt_file
 from tests.bench.conftest import K, Served
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
@@ -36,3 +37,21 @@ def test_a_sweep(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(row["tokens_per_s_by_k"]) == K + 1
     assert row["of_none"] > 1.5
     assert "holds: at worst 1.000" in capsys.readouterr().out
+
+
+def test_three_workloads(tmp_path: Path) -> None:
+    """As many prompts of each, spread over their categories; long ones are left out, and summaries are asked to copy."""
+    names = {"writing": 30, "roleplay": 30, "humanities": 30, "stem": 30, "summarization": 3000, "coding": 30, "qa": 30}
+    lines = [
+        {"id": f"{name}/{n}", "category": name, "turns": ["Summarize: " + "x" * (size if n % 3 == 0 else 40)]}
+        for name, size in names.items()
+        for n in range(9)
+    ]
+    chosen = advise_workloads.workloads(lines, 8)
+    assert {name: len(each) for name, each in chosen.items()} == {"chat": 8, "summaries": 6, "code": 8}
+    assert {line["category"] for line in chosen["chat"]} == {"writing", "roleplay", "humanities", "stem"}
+    assert all(
+        line["turns"][0].startswith("Copy the most important sentences") and "Summarize" not in line["turns"][0] for line in chosen["summaries"]
+    )
+    advise_workloads.write_prompts(chosen, tmp_path)
+    assert [len(read_prompt_file(tmp_path / f"{name}.jsonl")) for name in chosen] == [8, 6, 8]

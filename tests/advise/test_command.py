@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from benchmarks import advise_reports
 from coordinator.canary_config import changed
 from specwire.advise.measure import Measuring
 from specwire.advise.options import AdviseOptions
@@ -104,7 +105,11 @@ def test_it_stops_where_hardly_a_draft_is_accepted(served: Served, tmp_path: Pat
     assert report["num_speculative_tokens_per_batch_size"] == [[1, 64, 0]]
     assert speculative((tmp_path / "out" / "specwire.yaml").read_text(), tmp_path).method is None
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["advice.json", "advice.md", "specwire.yaml"]
-    assert "## 5. Canary" in (tmp_path / "out" / "advice.md").read_text()
+    page = (tmp_path / "out" / "advice.md").read_text()
+    assert "## 5. Canary" in page
+    assert advise_reports.without_pictures(page + "![a](a.png)\n") == page
+    figures = advise_reports.summary(report)
+    assert advise_reports.row("chat", figures)[-3:] == ["-", "-", "stopped"]
 
 
 def test_leave_it_off_where_it_does_not_pay(served: Served, tmp_path: Path) -> None:

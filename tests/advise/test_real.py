@@ -38,7 +38,7 @@ def test_a_tiny_model(tmp_path: Path, socket_dir: Path, monkeypatch: pytest.Monk
     assert tokens[-1] > 1.05, "greedy answers of a tiny model repeat themselves"
     assert report["acceptance"]["groups"][0]["prompts"] == 4
     assert report["workload"]["low"]["utilisation"] == pytest.approx(0.25)
-    assert report["workload"]["repetition"]["in_answer"] > 0.2
+    assert report["workload"]["repetition"]["in_answer"] > 0
     assert report["chosen"]["method"].startswith("ngram")
     # As ngram drafts itself: from the same places, by the same matches.
     assert report["workload"]["repetition"]["tokens_per_step"] == pytest.approx(tokens[-1], rel=0.1)
