@@ -16,10 +16,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.gpu.bench_answers import MAX_NEW, Answers, make_answers
 from benchmarks.gpu.bench_heads import describe_head, describe_lookups, head_drafts, load_drafts, save_drafts
 from benchmarks.gpu.train_pack import pack
 from specwire.config import DEFAULT_MODEL
+from specwire.errors import SpecwireError
 from specwire.train.data import DataConfig
 from specwire.train.deadline import Deadline, TimeUp
 from specwire.train.recipe import Recipe, load_recipe
@@ -101,7 +104,11 @@ class Call:
             logger.info("%s needs %.0f s, %.0f are left: another call's", name, needed, left)
             return False
         logger.info("%s, %.0f s left", name, left)
-        result = self._run(name, replace(self._base, output=output, recipe=recipe, max_seconds=left))
+        try:
+            result = self._run(name, replace(self._base, output=output, recipe=recipe, max_seconds=left))
+        except (SpecwireError, torch.OutOfMemoryError):
+            logger.exception("%s failed; the others go on", name)
+            return False
         if result.head is None:
             logger.info("%s stopped in %s", name, result.phase)
             return False
