@@ -8,11 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from specwire.config import DEFAULT_MODEL
 from specwire.engine.cache_dir import cache_dir, file_sha256
 from specwire.engine.default_model import default_model_file
 from specwire.engine.gguf_convert import CONVERTER_VERSION, convert_gguf
-from specwire.errors import InvalidArgumentError, UnavailableError
+from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ def resolve_model(name: str, *, with_weights: bool = True, is_head: bool = False
     Raises:
         InvalidArgumentError: no such file or folder, or a damaged file.
         UnsupportedError: a GGUF file of a kind that can't be converted.
-        FailedPreconditionError: the default model's package is absent.
+        FailedPreconditionError: the default model's package is absent, or the cache directory can't take what a GGUF file is converted to.
         UnavailableError: the hub does not give the model.
     """
     if name == DEFAULT_MODEL:
@@ -57,10 +59,24 @@ def resolve_model(name: str, *, with_weights: bool = True, is_head: bool = False
 
 
 def converted_gguf(path: Path) -> Path:
-    """The folder that a GGUF file is converted to, made at the first call for this content; safe if processes race."""
+    """The folder that a GGUF file is converted to, made at the first call for this content; safe if processes race.
+
+    Raises:
+        FailedPreconditionError: it can't be written.
+    """
     folder = cache_dir() / "gguf" / f"{path.stem}-{file_sha256(path)[:16]}-v{CONVERTER_VERSION}"
     if folder.is_dir():
         return folder
+    try:
+        _convert_into(path, folder)
+    except (OSError, SafetensorError) as error:
+        raise FailedPreconditionError(
+            f"cannot keep {path}, converted, in {folder.parent} ({error}); make room there, or name another cache directory by XDG_CACHE_HOME"
+        ) from error
+    return folder
+
+
+def _convert_into(path: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=folder.parent))
@@ -75,7 +91,6 @@ def converted_gguf(path: Path) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     logger.info("converted %s into %s in %.1f s", path, folder, time.monotonic() - started)
-    return folder
 
 
 def _from_hub(name: str, patterns: list[str]) -> Path:

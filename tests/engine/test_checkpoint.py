@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from specwire.engine import cache_dir as cache_dir_module
 from specwire.engine import checkpoint, default_model
@@ -140,6 +141,26 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path, own_cache):
     with pytest.raises(Exception, match="version 0"):
         resolve_model(str(path))
     assert list((own_cache / "gguf").iterdir()) == []
+
+
+@pytest.mark.parametrize("reason", ["Not a directory", "No space left on device"])
+def test_a_cache_that_cannot_take_a_model_is_named(tmp_path, own_cache, monkeypatch, reason):
+    path = tmp_path / "tiny.gguf"
+    _write_tiny_gguf(path)
+
+    def fill_the_disk(source: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    if reason == "Not a directory":
+        own_cache.parent.mkdir(exist_ok=True)
+        own_cache.write_text("in the way")
+    else:
+        monkeypatch.setattr(checkpoint, "convert_gguf", fill_the_disk)
+    with pytest.raises(FailedPreconditionError, match=rf"{own_cache}/gguf \(.*{reason}.*\); make room there, or .* by XDG_CACHE_HOME"):
+        resolve_model(str(path))
+    if own_cache.is_dir():
+        assert list((own_cache / "gguf").iterdir()) == []
 
 
 def _write_tiny_gguf(path: Path, bos: int = 0) -> None:

@@ -1,7 +1,10 @@
 """Where compiled code is kept between starts."""
 
+import errno
 import hashlib
 import logging
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -10,6 +13,9 @@ import numba
 from specwire.engine.cache_dir import cache_dir
 
 logger = logging.getLogger(__name__)
+
+_NEEDED_BYTES = 64 << 20
+"""Free in the file system: Numba, once it has begun to keep code, fails where there is no room for it."""
 
 
 def keep_compiled() -> bool:
@@ -27,6 +33,8 @@ def keep_compiled() -> bool:
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < _NEEDED_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryFile(dir=folder):
             if is_new:
                 logger.info("compiling passes in 4 bits for this CPU, once: about 15 s of CPU time; kept in %s", folder)

@@ -1,6 +1,7 @@
 """Compiled code is kept where it can be, by the state of the sources; where it can't, that is said and nothing fails."""
 
 import logging
+import shutil
 
 import numba
 import pytest
@@ -34,3 +35,12 @@ def test_a_cache_directory_that_cannot_be_written_is_reported(monkeypatch, tmp_p
     with caplog.at_level(logging.WARNING):
         assert not keep_compiled()
     assert "compiled again at each start" in caplog.text
+
+
+def test_a_full_disk_is_reported_before_anything_is_compiled(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    with caplog.at_level(logging.WARNING):
+        assert not keep_compiled()
+    assert "No space left on device" in caplog.text
