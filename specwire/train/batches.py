@@ -24,6 +24,7 @@ class Batch:
     is_greedy: torch.Tensor  # [B] bool
     features: torch.Tensor  # [B, L, F * hidden_size]
     final: torch.Tensor  # [B, L, hidden_size]
+    longest_answer: int  # tokens
 
 
 def plan_batches(lengths: np.ndarray, max_tokens: int, pad_to: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -59,6 +60,10 @@ class BatchSource:
         self.sequences, self._target, self._feature_layers = sequences, target, tuple(feature_layers)
         self.pad_to = 64 if target.device.type == "cuda" else 16
         self._tokens = torch.from_numpy(sequences.tokens.astype(np.int64)).to(target.device)
+        # On the device, as what a batch sends there makes the host wait for the batch before.
+        self._starts, self._lengths, self._prompt_lens, self._is_greedy = (
+            torch.from_numpy(array).to(target.device) for array in (sequences.starts, sequences.lengths, sequences.prompt_lens, sequences.is_greedy)
+        )
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
@@ -100,23 +105,20 @@ class BatchSource:
     def batch(self, rows: np.ndarray) -> Batch:
         """The batch of these sequences."""
         index, is_token = self._index(rows)
+        chosen, sequences = torch.from_numpy(rows).to(self._target.device), self.sequences
         tokens = torch.where(is_token, self._tokens[index], 0)
         if self._kept is not None:
             features, final = (kept[index] for kept in self._kept)
         else:
             hidden = self._target.hidden(tokens, self._feature_layers)
             features, final = hidden.features, hidden.final
-        sequences = self.sequences
-
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array[rows]).to(self._target.device)
-
-        return Batch(tokens, tensor(sequences.lengths), tensor(sequences.prompt_lens), tensor(sequences.is_greedy), features, final)
+        longest = int((sequences.lengths[rows] - sequences.prompt_lens[rows]).max())
+        return Batch(tokens, self._lengths[chosen], self._prompt_lens[chosen], self._is_greedy[chosen], features, final, longest)
 
     def _index(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the tokens of each sequence are, [B, L], and which of them are its own."""
-        starts, lengths = self.sequences.starts[rows], self.sequences.lengths[rows]
-        columns = np.arange(padded_length(int(lengths.max()), self.pad_to))
-        index = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
         device = self._target.device
-        return torch.from_numpy(index).to(device), torch.from_numpy(columns < lengths[:, None]).to(device)
+        chosen = torch.from_numpy(rows).to(device)
+        starts, lengths = self._starts[chosen][:, None], self._lengths[chosen][:, None]
+        columns = torch.arange(padded_length(int(self.sequences.lengths[rows].max()), self.pad_to), device=device)
+        return starts + torch.minimum(columns, lengths - 1), columns < lengths

@@ -86,7 +86,7 @@ class DSparkHead(nn.Module):
         stride, size, device = recipe.anchor_stride, recipe.num_draft_tokens, batch.tokens.device
         offset = torch.randint(stride, (num_rows,), device=device, generator=generator)
         first = batch.prompt_lens + offset  # [B]
-        num_blocks = max(1, -(-int((batch.lengths - batch.prompt_lens).max()) // stride))
+        num_blocks = max(1, -(-batch.longest_answer // stride))
         anchors = first[:, None] + stride * torch.arange(num_blocks, device=device)  # [B, A]
         hidden = self.blocks(batch, anchors.clamp_max(length - 1))  # [B, A, S, hidden_size]
 
@@ -115,7 +115,7 @@ class DSparkHead(nn.Module):
         size, device = self._recipe.num_draft_tokens, batch.tokens.device
         tokens = torch.zeros((*batch.tokens.shape, size), dtype=torch.int64, device=device)
         signals = torch.zeros((*tokens.shape, 3), device=device)
-        num_blocks = int((batch.lengths - batch.prompt_lens).max())
+        num_blocks = batch.longest_answer
         anchors = (batch.prompt_lens[:, None] + torch.arange(num_blocks, device=device)).clamp_max(batch.tokens.shape[1] - 1)
         hidden = self.blocks(batch, anchors).flatten(0, 1)  # [B * A, S, hidden_size]
         previous = batch.tokens.gather(1, anchors).flatten()
