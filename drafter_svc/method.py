@@ -7,6 +7,7 @@ from specwire.config import DrafterConfig
 from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.extras import check_engine
 from specwire.messages import DraftOpen, FeatureHandle, RowStatus, ServiceDescription
 from specwire.phases import Phases
 
@@ -155,6 +156,7 @@ def _suffix(config: DrafterConfig) -> Method:
 
 
 def _draft_model(config: DrafterConfig) -> Method:
+    check_engine("torch", "safetensors")
     phases = Phases()
     with phases.phase("import"):
         from .load import load_draft_model  # brings torch, which takes seconds
@@ -162,6 +164,7 @@ def _draft_model(config: DrafterConfig) -> Method:
 
 
 def _head(config: DrafterConfig) -> Method:
+    check_engine("torch", "safetensors")
     phases = Phases()
     with phases.phase("import"):
         from .load_head import load_draft_head  # brings torch, which takes seconds

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specwire.arguments import parse_flags
 from specwire.config import VerifierConfig
+from specwire.extras import check_engine
 from specwire.metrics import MetricsServer
 from specwire.phases import Phases
 from specwire.process import calm_garbage_collector, run_service, set_model_environment
@@ -71,6 +72,7 @@ async def _load_and_watch(server: VerifierServer) -> None:
 
 
 def _load(config: VerifierConfig, instance_id: str) -> "LoadedVerifier":
+    check_engine("torch", "safetensors")
     phases = Phases()
     with phases.phase("import"):
         from .loading import load_verifier  # brings torch, which takes seconds

@@ -20,9 +20,10 @@ from specwire.cli.report import print_report
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig, HttpConfig
 from specwire.console import make_console
 from specwire.errors import SpecwireError, UnavailableError
+from specwire.extras import check_engine
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
-from specwire.stack.checks import check_engine, check_models
+from specwire.stack.checks import check_models
 from specwire.stack.plan import Stack, StackOptions, plan_stack
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from specwire.client import Chat, Client, Prompt
 from specwire.errors import SpecwireError, UnavailableError, UnsupportedError
+from specwire.extras import check_engine
 from specwire.offline.background import BackgroundStack
 from specwire.offline.metrics import Metric, read_metrics
 from specwire.offline.options import StackFlags, make_options
@@ -16,7 +17,6 @@ from specwire.offline.outputs import RequestOutput, make_output
 from specwire.offline.progress import show_progress
 from specwire.offline.prompts import OfflinePrompt, list_conversations, list_prompts, prompt_text, prompt_token_ids
 from specwire.sampling_params import SamplingParams
-from specwire.stack.checks import check_engine
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer

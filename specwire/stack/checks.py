@@ -1,17 +1,9 @@
 """What can be said of a stack before anything is started."""
 
-import importlib.util
 from pathlib import Path
 
-from specwire.errors import FailedPreconditionError, InvalidArgumentError
+from specwire.errors import InvalidArgumentError
 from specwire.stack.plan import StackOptions
-
-
-def check_engine() -> None:
-    """Raises FailedPreconditionError unless what runs models is installed."""
-    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise FailedPreconditionError(f"models are run here, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
 
 
 def check_models(options: StackOptions) -> None:

@@ -75,7 +75,20 @@ def test_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find_spec(name, *rest))
     result = CliRunner().invoke(app, ["up"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "torch is not installed: pip install 'specwire[engine]'" in result.stderr
+    assert "torch is not installed: install Specwire with the extra engine (in its folder: pip install '.[engine]')" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "flags"), [("verifier_svc", ()), ("drafter_svc", ("--speculative-config", '{"method": "draft_model", "model": "m"}'))]
+)
+def test_services_without_the_engine_say_so_in_a_line(module: str, flags: tuple[str, ...]) -> None:
+    hidden = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *r: None if n == 'torch' else f(n, *r); import runpy; "
+    program = f"{hidden}runpy.run_module('{module}', run_name='__main__')"
+    command = [sys.executable, "-c", program, "--config=", "--listen", "127.0.0.1:0", *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "torch is not installed: install Specwire with the extra engine" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_missing_draft_model_is_named() -> None:

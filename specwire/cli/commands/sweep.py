@@ -65,7 +65,8 @@ def sweep(
         from specwire.bench.workload import Lengths
         from specwire.cli.sources import flags_source, read_sources
         from specwire.errors import InvalidArgumentError
-        from specwire.stack.checks import check_engine, check_models
+        from specwire.extras import check_engine
+        from specwire.stack.checks import check_models
         from specwire.stack.resolve import resolve_stack
 
         load = ServeOptions(

@@ -1,6 +1,5 @@
 """`specwire train`: a draft head for a target."""
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from specwire.cli.app import app, exit_on_error
 from specwire.config import DEFAULT_MODEL
-from specwire.errors import FailedPreconditionError
+from specwire.extras import check_engine
 
 UNFINISHED = 3
 """Exit status of a run that ended at --max-seconds; started again, it goes on."""
@@ -40,7 +39,7 @@ def train(
 ) -> None:
     """Train a draft head on the target's own answers: generate, train, calibrate, evaluate, export. Minutes on a GPU for a small target."""
     with exit_on_error(1):
-        _check_installed()
+        check_engine("torch", "safetensors")
     with exit_on_error(2):
         from specwire.train.data import DataConfig
         from specwire.train.recipe import load_recipe
@@ -72,9 +71,3 @@ def train(
 
         is_finished = run_train(options, num_threads)
     raise typer.Exit(0 if is_finished else UNFINISHED)
-
-
-def _check_installed() -> None:
-    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise FailedPreconditionError(f"`specwire train` runs models, but {', '.join(missing)} is not installed: pip install 'specwire[engine]'")
