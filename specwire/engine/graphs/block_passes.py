@@ -97,19 +97,22 @@ class BlockPasses:
         return self._blocks[num_rows]
 
     def _fill(self, block: DraftInputs, ends: torch.Tensor, anchors: torch.Tensor) -> None:
-        """Inputs of the block's pass: an anchor and masks behind the rows' ends [R]; rows that end at 0 are padding."""
+        """Inputs of the block's pass: an anchor and masks behind the rows' ends [R]; rows that end at 0 are padding.
+
+        Here and below `masked_fill` stands for `torch.where` with a number, which copies it to the device: no capture allows that.
+        """
         num_rows, size, cache = len(ends), self._head.num_queries, self._kv_cache
-        is_real = ends > 0
+        is_padding = ends == 0
         slots = self._upload[HEADER : HEADER + num_rows * ROW].view(num_rows, ROW)[:, 0]
-        block.block_tables.copy_(self._tables.index_select(0, torch.where(is_real, slots, 0)))
-        positions = torch.where(is_real[:, None], ends[:, None] + self._offsets, 0)  # [R, Q]
+        block.block_tables.copy_(self._tables.index_select(0, slots.masked_fill(is_padding, 0)))
+        positions = (ends[:, None] + self._offsets).masked_fill(is_padding[:, None], 0)  # [R, Q]
         places = block.block_tables.gather(1, positions // cache.block_size).long() * cache.block_size + positions % cache.block_size
         block.token_ids.fill_(self._head.mask_token_id)
         block.token_ids.view(num_rows, size)[:, 0] = anchors
         block.positions.copy_(positions.flatten())
-        block.slot_mapping.copy_(torch.where(is_real[:, None], places, cache.scratch_block * cache.block_size).flatten())
-        block.cu_seqlens_q[1:] = is_real.cumsum(0) * size  # padding is behind all others
-        block.seq_lens.copy_(torch.where(is_real, ends + size, 0))
+        block.slot_mapping.copy_(places.masked_fill(is_padding[:, None], cache.scratch_block * cache.block_size).flatten())
+        block.cu_seqlens_q[1:] = (~is_padding).cumsum(0) * size  # padding is behind all others
+        block.seq_lens.copy_((ends + size).masked_fill(is_padding, 0))
 
     def _draw(self, hidden: torch.Tensor, ends: torch.Tensor, previous: torch.Tensor, rows: DraftRows) -> None:
         """Drafts of hidden [R, K, hidden_size], whose i-th one has the index ends + 1 + i; each may depend on the one before it."""
@@ -157,7 +160,7 @@ def _draw_among(ids: torch.Tensor, logits: torch.Tensor, noise: torch.Tensor, te
     """As `specwire.engine.sampling.draft.sample_draft_among`, with noise that is there already: ids, logits and noise [R, m]."""
     scores = logits + noise
     chosen = ids.masked_fill(scores != scores.amax(1, keepdim=True), _LAST_ID).amin(1)
-    scaled = logits / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    scaled = logits / temperatures.masked_fill(temperatures <= 0, 1.0)[:, None]
     probs = scaled.softmax(1).masked_fill(ids != chosen[:, None], 0.0).sum(1)
     is_bad = ~logits.amax(1).isfinite()
     return torch.where(is_bad, ids[:, 0], chosen), probs.clamp(max=1.0).masked_fill(is_bad, 0.0)

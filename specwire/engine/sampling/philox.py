@@ -98,11 +98,11 @@ def _philox(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, bloc
         [R, m, 4] int64 in [0, 2^32).
     """
     device = keys.device
-    steps = torch.tensor(_KEY_STEPS, device=device).unsqueeze(1)  # [2, 1]
+    steps = _column(_KEY_STEPS, device)
     key_words = torch.stack([keys, keys >> 32])  # [2, R], upper halves masked below
     rounds = torch.arange(_NUM_ROUNDS, device=device).view(-1, 1, 1)
     round_keys = ((key_words + rounds * steps) & _MASK).unsqueeze(-1)  # [10, 2, R, 1]
-    multipliers = torch.tensor(_MULTIPLIERS, device=device).view(2, 1, 1)
+    multipliers = _column(_MULTIPLIERS, device).unsqueeze(1)
 
     shape = (len(keys), blocks.shape[1])
     state = torch.stack([blocks.expand(shape), choices.unsqueeze(1).expand(shape)])  # [2, R, m]: counter words 0 and 2
@@ -117,3 +117,11 @@ def _philox(keys: Tensor, indices: Tensor, choices: Tensor, stream: Stream, bloc
         word1, word3 = product2, product0
         products, spare = spare, products
     return torch.stack([word0, word1 & _MASK, word2, word3 & _MASK], dim=-1)
+
+
+def _column(words: tuple[int, int], device: torch.device) -> Tensor:
+    """[2, 1] int64, filled on the device: a copy from the host would make it wait, and no graph can hold one."""
+    column = torch.empty((2, 1), dtype=torch.int64, device=device)
+    for row, word in zip(column, words, strict=True):
+        row.fill_(word)
+    return column
