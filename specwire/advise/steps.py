@@ -42,7 +42,8 @@ class StepTimes:
 
     The logarithm of measured / table is interpolated over the logarithm of the batch size, and stays what it is beyond the points: at first that of
     steps without drafts, so that what the verifier's table has wrong is corrected for all K alike; then, over batch size and K, what is left of it at
-    the points with drafts, which go in lockstep with the drafter.
+    the points with drafts, which go in lockstep with the drafter. Tables that were measured on a busy machine have bumps: a step without drafts takes
+    no less than a smaller measured one and no more than a larger one, and a step with drafts no less than one without.
 
     Args:
         cost: by the tables; where it can price nothing, times are interpolated between the points alone.
@@ -59,6 +60,7 @@ class StepTimes:
         assert len(by_k.keys() | {0}) == len(by_k) > 1, f"points with K = {sorted(by_k)}, but there must be 0 and another one"
         self.unknown = cost.unknown
         """Why the tables say nothing; empty where they do."""
+        self._plain_points = by_k[0]
         self._plain = [math.log(p.num_sequences) for p in by_k[0]], [self._factor(p) for p in by_k[0]]
         self._rest = {
             k: ([math.log(p.num_sequences) for p in by_k[k]], [self._factor(p) - self._plain_factor(p.num_sequences) for p in by_k[k]])
@@ -70,12 +72,16 @@ class StepTimes:
     def ms(self, num_sequences: int, num_requested: int, num_draft_tokens: Ints) -> Floats:
         """[n] for numbers of verified drafts [n] of the whole step."""
         factor = math.exp(self._log_factor(num_sequences, num_requested))
-        return factor * _table_ms(self._cost, num_sequences, num_requested, num_draft_tokens, self._context_len)
+        ms = factor * _table_ms(self._cost, num_sequences, num_requested, num_draft_tokens, self._context_len)
+        return np.maximum(ms, self._plain_ms(num_sequences)) if num_requested else np.clip(ms, *self._plain_limits(num_sequences))
 
     def mean_ms(self, num_sequences: int, num_requested: int, share: float, num_drafts: float) -> float:
         """Of steps in which each sequence, by itself, has num_drafts drafts with a probability of `share`, and else none."""
+        if not num_requested:
+            return self._plain_ms(num_sequences)
         factor = math.exp(self._log_factor(num_sequences, num_requested))
-        return factor * mean_table_ms(self._cost, num_sequences, num_requested, share, num_drafts, self._context_len)
+        ms = factor * mean_table_ms(self._cost, num_sequences, num_requested, share, num_drafts, self._context_len)
+        return max(ms, self._plain_ms(num_sequences))
 
     def table_ms(self, point: StepPoint) -> float:
         """What the tables say of a point; 1 where they say nothing."""
@@ -89,6 +95,16 @@ class StepTimes:
             return self._plain_factor(num_sequences)
         rest = [float(np.interp(math.log(num_sequences), *by_size)) for by_size in self._rest.values()]
         return self._plain_factor(num_sequences) + float(np.interp(num_requested, list(self._rest), rest))
+
+    def _plain_ms(self, num_sequences: int) -> float:
+        ms = math.exp(self._plain_factor(num_sequences)) * mean_table_ms(self._cost, num_sequences, 0, 0.0, 0.0, self._context_len)
+        return float(np.clip(ms, *self._plain_limits(num_sequences)))
+
+    def _plain_limits(self, num_sequences: int) -> tuple[float, float]:
+        """Steps without drafts of the next smaller and the next larger measured size: a step of a size between them takes no less and no more."""
+        low = max((point.step_ms for point in self._plain_points if point.num_sequences <= num_sequences), default=0.0)
+        high = min((point.step_ms for point in self._plain_points if point.num_sequences >= num_sequences), default=math.inf)
+        return low, max(low, high)
 
     def _plain_factor(self, num_sequences: int) -> float:
         return float(np.interp(math.log(num_sequences), *self._plain))
