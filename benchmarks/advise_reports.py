@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def start(weights: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
     assert process.stderr is not None, "it is piped"
     for line in process.stderr:
         if found := _READY.search(line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # a pipe that is full would stop the services
             return process, found.group(1)
     raise RuntimeError(f"`specwire up` ended with status {process.wait()} before it was ready")
 
@@ -37,6 +39,8 @@ def start(weights: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
 def advise(address: str, prompts: Path, output: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """What it decided, from its report."""
     sizes = ["--output-len", arguments.output_len, "--step-len", 32, "--repeats", arguments.repeats, "--online-seconds", arguments.online_seconds]
+    for flag, rate in (("--low-rate", arguments.low_rate), ("--high-rate", arguments.high_rate)):
+        sizes += [flag, rate] if rate is not None else []
     command = [sys.executable, "-m", "specwire.cli", "advise", "--address", address, "--prompts", prompts, "--chat", "--output", output, *sizes]
     subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads((output / "advice.json").read_text(encoding="utf-8")))
@@ -71,6 +75,8 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--online-seconds", type=float, default=10.0)
+    parser.add_argument("--low-rate", type=float, help="requests a second; by default a share of what plain decoding serves, as is the high one")
+    parser.add_argument("--high-rate", type=float)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
