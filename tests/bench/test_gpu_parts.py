@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.breakdown import break_down
+from benchmarks.gpu.feature_traffic import FeatureTraffic
 from benchmarks.gpu.schedule import best_k, choose_schedule
 from benchmarks.gpu.slices import Slices, describe_command, make_parser
 from specwire.cli.trace import FileSpan
@@ -42,10 +43,12 @@ def span(name: str, span_id: str, parent: str, start_ms: float, end_ms: float, *
 
 
 def step(number: int, start_ms: float, *, num_tokens: int = 1) -> list[FileSpan]:
-    """1 ms planning, 2 ms drafts, 0.5 ms each way, 0.25 ms in a queue, 4 ms forward, 0.1 ms until the answer is taken."""
+    """1 ms planning, 2 ms drafts (1.5 at the drafter, 0.5 of them reading features), 0.5 ms each way, 0.25 ms in a queue, 4 ms forward, 0.1 ms until the answer is taken."""
     return [
         span("step", f"s{number}", "root", start_ms, start_ms + 8.35, step=number, num_tokens=num_tokens),
         span("propose", f"p{number}", f"s{number}", start_ms + 0.5, start_ms + 2.5),
+        span("draft", f"d{number}", f"p{number}", start_ms + 0.75, start_ms + 2.25),
+        span("features", f"r{number}", f"p{number}", start_ms + 0.75, start_ms + 1.25),
         span("verify", f"v{number}", f"s{number}", start_ms + 3, start_ms + 8.25),
         span("forward", f"f{number}", f"v{number}", start_ms + 3.75, start_ms + 7.75, wait_ms=0.25),
     ]
@@ -55,9 +58,29 @@ def test_breakdown_of_steps() -> None:
     spans = [each for number in range(1, 6) for each in step(number, 10.0 * number)]
     arrivals = [(int((10 * number + 9) * 1e6), number) for number in range(1, 6)]
     assert break_down(spans, arrivals) == {
-        "plan_ms": 1.0, "propose_ms": 2.0, "hop_ms": 1.0, "queue_ms": 0.25, "forward_ms": 4.0, "commit_ms": 0.1, "stream_ms": 0.65, "period_ms": 10.0,
+        "plan_ms": 1.0, "propose_ms": 2.0, "draft_ms": 1.5, "features_ms": 0.5, "hop_ms": 1.0, "queue_ms": 0.25, "forward_ms": 4.0, "commit_ms": 0.1, "stream_ms": 0.65, "period_ms": 10.0,
         "num_steps": 4,
     }  # fmt: skip
+
+
+def test_spans_of_the_drafter_may_be_missing() -> None:
+    spans = [each for number in range(1, 6) for each in step(number, 10.0 * number) if each.name not in ("draft", "features")]
+    arrivals = [(int((10 * number + 9) * 1e6), number) for number in range(1, 6)]
+    found = break_down(spans, arrivals)
+    assert (found["propose_ms"], found["draft_ms"], found["features_ms"]) == (2.0, 0.0, 0.0)
+
+
+def test_feature_traffic_is_what_came_since() -> None:
+    def text(num_bytes: int, seconds: float, count: int) -> str:
+        lines = ["# TYPE specwire_drafter_feature_bytes_total counter", f'specwire_drafter_feature_bytes_total{{path="memory"}} {num_bytes}']
+        lines += [
+            f'specwire_drafter_feature_seconds_sum{{path="memory"}} {seconds}',
+            f'specwire_drafter_feature_seconds_count{{path="memory"}} {count}',
+        ]
+        return "\n".join([*lines, 'specwire_drafter_feature_seconds_count{path="grpc"} 0', "specwire_drafter_ready 1", ""])
+
+    before, after = FeatureTraffic.parse(text(1000, 0.5, 10)), FeatureTraffic.parse(text(9000, 0.7, 30))
+    assert after.since(before) == {"memory": {"reads": 20.0, "bytes_per_read": 400.0, "ms_per_read": pytest.approx(10.0)}}
 
 
 def test_breakdown_wants_every_step() -> None:
