@@ -48,7 +48,7 @@ async def serve_group(config: HttpConfig) -> None:
         try:
             for service in supervisor.groups[0]:
                 await service.start()
-            await health.start()  # behind them: gRPC says a line for each process that is started while it runs
+            await health.start()  # behind them: gRPC says a line for each process that is started while it has threads
             tasks = [asyncio.create_task(supervisor.watch()), asyncio.create_task(_follow(supervisor, upstream, health, addresses))]
             await asyncio.wait([stop_signal, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:

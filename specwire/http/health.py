@@ -11,11 +11,14 @@ class HealthService:
     """
 
     def __init__(self, listen: str) -> None:
-        self._server = Server([listen], [], lambda _: None) if listen else None
+        self._listen = listen
+        self._server: Server | None = None
 
     async def start(self) -> None:
         """Binds and serves. Raises UnavailableError if the address can't be bound."""
-        if self._server is not None:
+        if self._listen:
+            # Made here, since it starts threads: whoever starts processes does so before.
+            self._server = Server([self._listen], [], lambda _: None)
             await self._server.start()
 
     async def set_serving(self, serves: bool) -> None:

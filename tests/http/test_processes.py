@@ -86,6 +86,9 @@ async def test_stopped_while_streams_run(served: Served, socket_dir: Path, num_p
         for _, writer in streams:
             writer.close()
         assert await running.end() == 0, "".join(running.log)
+        if num_processes > 1:
+            started_at = next(index for index, line in enumerate(running.log) if "ready: http" in line)
+            assert not [line for line in running.log[:started_at] if "fork" in line], "gRPC has threads while processes are started"
     await served.until_idle()
 
 
