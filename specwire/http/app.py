@@ -9,6 +9,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from specwire.config import HttpConfig
@@ -97,7 +98,7 @@ class _Adder:
         async def guarded(request: Request) -> Response:
             try:
                 return await handler(request)
-            except ClientGoneError:
+            except (ClientGoneError, ClientDisconnect):
                 self._service.board.add(DISCONNECTS, ("waiting",))
                 return Response(status_code=499)
             except Refusal as refusal:

@@ -4,6 +4,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specwire.errors import UnavailableError
 from specwire.http.board import Board
 from specwire.http.failures import DEFAULT_RETRY_S, Refusal
 from specwire.http.lifetime import Lifetime
@@ -92,7 +93,10 @@ class Gate:
         """The rest of a body, within reason: a client that still sends when the connection closes may never see the answer."""
         num_bytes = 0
         while num_bytes < _NUM_READ_AWAY * self._max_body_bytes:
-            message = await receive()
+            try:
+                message: Any = await self._lifetime.read(receive())
+            except UnavailableError:
+                return
             num_bytes += len(message.get("body", b""))
             if not message.get("more_body"):
                 return

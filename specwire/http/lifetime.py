@@ -1,7 +1,7 @@
 """How requests end before their time: the client leaves, or the process is about to stop."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -9,6 +9,8 @@ from starlette.types import Receive
 from specwire.errors import UnavailableError
 
 Result = TypeVar("Result")
+
+_STOPPED = "the HTTP service stops, and its grace period is over; send the request again"
 
 
 class ClientGoneError(Exception):
@@ -54,6 +56,23 @@ class Lifetime:
             self._stop.set()
             await self._idle.wait()
 
+    async def read(self, reading: Awaitable[Result]) -> Result:
+        """What reading a request's body gives.
+
+        Raises:
+            UnavailableError: the process stops, and its grace period is over: the rest of the body may never come.
+        """
+        task, stopping = asyncio.ensure_future(reading), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise UnavailableError(_STOPPED)
+        finally:
+            task.cancel()
+            stopping.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
+
     async def run(self, receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
         """What the work gives. It is cancelled when it is no longer wanted, and has ended when this returns.
 
@@ -72,7 +91,7 @@ class Lifetime:
                 return task.result()
             if leaving.done():
                 raise ClientGoneError
-            raise UnavailableError("the HTTP service stops, and its grace period is over; send the request again")
+            raise UnavailableError(_STOPPED)
         finally:
             for each in (task, leaving, stopping):
                 each.cancel()

@@ -58,11 +58,11 @@ class HttpService:
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
-        return await self._generations.answer(request, await _read(request, CompletionRequest))
+        return await self._generations.answer(request, await _read(request, CompletionRequest, self.lifetime))
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
-        return await self._generations.answer(request, await _read(request, ChatRequest))
+        return await self._generations.answer(request, await _read(request, ChatRequest, self.lifetime))
 
     async def models(self, request: Request) -> Response:
         """What may be asked for as `model`."""
@@ -82,7 +82,7 @@ class HttpService:
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a conversation."""
-        body = await _read(request, TokenizeRequest)
+        body = await _read(request, TokenizeRequest, self.lifetime)
 
         async def tokenize(caller: Caller) -> dict[str, Any]:
             model, tokenizer = await caller.check_model(body.model), _need(await caller.tokenizer())
@@ -98,7 +98,7 @@ class HttpService:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        body = await _read(request, DetokenizeRequest)
+        body = await _read(request, DetokenizeRequest, self.lifetime)
 
         async def detokenize(caller: Caller) -> dict[str, Any]:
             await caller.check_model(body.model)
@@ -123,18 +123,19 @@ class HttpService:
         return [{"id": name, **shown} for name in caller.names(model)]
 
 
-async def _read(request: Request, kind: type[Body]) -> Body:
+async def _read(request: Request, kind: type[Body], lifetime: Lifetime) -> Body:
     """The body of a request.
 
     Raises:
         Refusal: it is not JSON, or not what it must be.
+        UnavailableError: it did not come before the process stopped.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Web pages may send other types anywhere, without asking first.
     if content_type != _JSON:
         text = f"the body's Content-Type is {content_type[:80]!r}, but must be {_JSON}; set that header"
         raise Refusal(text, status=415, code="unsupported_media_type")
-    content = await request.body()
+    content = await lifetime.read(request.body())
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:

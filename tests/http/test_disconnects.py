@@ -53,6 +53,7 @@ async def test_disconnect(served: Served, phase: str) -> None:
     for form, path in itertools.product(FORMS, PATHS):
         await hang_up(served, phase, form, path)
     await served.until_idle()
+    assert served.service.board.own(REQUESTS, ("completions", "500")) == 0
     # The service is as good as new.
     answer = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 5})
     assert answer.json["usage"]["completion_tokens"] == 5

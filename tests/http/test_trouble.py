@@ -154,6 +154,18 @@ async def test_streams_end_within_the_grace(socket_dir: Path) -> None:
         await draining
 
 
+@pytest.mark.parametrize("length", [500, 40 << 20], ids=["body", "too large a body"])
+async def test_a_body_that_never_ends_does_not_outlast_the_grace(socket_dir: Path, length: int) -> None:
+    async with http_served(socket_dir) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{{".encode())
+        await until(lambda: served.service.lifetime.num_running == 1)
+        await served.service.lifetime.drain(0)
+        status = await reader.readline()
+        assert status.startswith(b"HTTP/1.1 503" if length < 1000 else b"HTTP/1.1 413")
+        writer.close()
+
+
 async def test_after_the_grace_what_still_runs_is_told(socket_dir: Path) -> None:
     async with http_served(socket_dir, verifier={"delay_s": 0.05}) as served:
         requests = [asyncio.create_task(served.post("/v1/completions", LONG | {"stream": is_streamed})) for is_streamed in (True, False)]
