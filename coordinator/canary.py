@@ -27,7 +27,7 @@ def set_canary(admission: "Admission", action: CanaryAction, share: float, confi
     if engine is None:
         raise FailedPreconditionError("no verifier was reached yet, so that it is not known what a canary may be; wait until health is SERVING")
     if action is CanaryAction.START:
-        _check_adaptive(admission, config, engine)
+        check_adaptive(admission, config, engine)
         descriptions = [link.drafter.description for lane in admission.lanes for link in lane.links if link.is_usable]
         variants.start(share, config, engine, {description.method for description in descriptions if description is not None})
         if variants.is_adaptive:
@@ -51,7 +51,7 @@ def set_canary(admission: "Admission", action: CanaryAction, share: float, confi
     return variants.last_status()
 
 
-def _check_adaptive(admission: "Admission", config: str, engine: EngineDescription) -> None:
+def check_adaptive(admission: "Admission", config: str, engine: EngineDescription) -> None:
     """Raise FailedPreconditionError where a canary wants adaptive verification that can't be had."""
     if not read_keys(config).get(ADAPTIVE):
         return

@@ -19,7 +19,7 @@ from specwire.tokenizer import Tokenizer
 from .admission import Admission, check_request
 from .balance import Balancer
 from .calibration import check_acceptance, need_calibration
-from .canary import set_canary
+from .canary import check_adaptive, set_canary
 from .counters import Counters
 from .discovery import Resolver, resolve_host
 from .ending import end_sequence, fail_request, progress_of
@@ -254,6 +254,7 @@ class Engine:
 
     def _adopt(self, engine: EngineDescription) -> None:
         if self._config.canary_config:
+            check_adaptive(self._admission, self._config.canary_config, engine)
             self.variants.start(self._config.canary_share, self._config.canary_config, engine)
         self._admission.description = engine
         logger.info(

@@ -120,3 +120,17 @@ async def test_shares_over_1000_requests_of_two_methods() -> None:
         assert abs(canary.num_ended / 1000 - 0.1) < 0.02
         assert base.num_generated_tokens == 4 * base.num_ended
         assert canary.num_generated_tokens == 4 * canary.num_ended
+
+
+async def test_from_the_coordinators_start() -> None:
+    """Its canary has a method and adaptive verification of its own before any drafter is there."""
+    config = '{"method": "suffix", "enable_adaptive_verification": true}'
+    drafters = [drafter(method="ngram", acceptance=0.0), drafter(method="suffix", acceptance=1.0)]
+    async with Cluster([VERIFIER], drafters, k=4, min_draft_wait_ms=1000, canary_config=config, canary_share=0.0) as cluster:
+        await cluster.all_there()
+        assert cluster.engine.lanes[0].policy is not None
+        running = [submit(cluster, variant, seed) for seed in range(4) for variant in (BASE, CANARY)]
+        await asyncio.gather(*[each.check() for each in running])
+        assert rates(running) == [0.0, 1.0] * 4
+    with pytest.raises(FailedPreconditionError, match="half_batches_from is 2"):
+        await Cluster([VERIFIER], [drafter()], k=4, half_batches_from=2, canary_config=config).__aenter__()
