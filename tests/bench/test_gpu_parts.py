@@ -43,7 +43,8 @@ def span(name: str, span_id: str, parent: str, start_ms: float, end_ms: float, *
 
 
 def step(number: int, start_ms: float, *, num_tokens: int = 1) -> list[FileSpan]:
-    """1 ms planning, 2 ms drafts (1.5 at the drafter, 0.5 of them reading features), 0.5 ms each way, 0.25 ms in a queue, 4 ms forward, 0.1 ms until the answer is taken."""
+    """1 ms planning, 2 ms drafts (1.5 at the drafter, 0.5 of them reading features), 0.5 ms each way, 0.25 ms in a queue, 4 ms forward, 0.1 ms
+    until the answer is taken."""
     return [
         span("step", f"s{number}", "root", start_ms, start_ms + 8.35, step=number, num_tokens=num_tokens),
         span("propose", f"p{number}", f"s{number}", start_ms + 0.5, start_ms + 2.5),
@@ -58,7 +59,8 @@ def test_breakdown_of_steps() -> None:
     spans = [each for number in range(1, 6) for each in step(number, 10.0 * number)]
     arrivals = [(int((10 * number + 9) * 1e6), number) for number in range(1, 6)]
     assert break_down(spans, arrivals) == {
-        "plan_ms": 1.0, "propose_ms": 2.0, "draft_ms": 1.5, "features_ms": 0.5, "hop_ms": 1.0, "queue_ms": 0.25, "forward_ms": 4.0, "commit_ms": 0.1, "stream_ms": 0.65, "period_ms": 10.0,
+        "plan_ms": 1.0, "propose_ms": 2.0, "draft_ms": 1.5, "features_ms": 0.5,
+        "hop_ms": 1.0, "queue_ms": 0.25, "forward_ms": 4.0, "commit_ms": 0.1, "stream_ms": 0.65, "period_ms": 10.0,
         "num_steps": 4,
     }  # fmt: skip
 
