@@ -13,6 +13,8 @@ from specwire.messages import CanaryAction, VariantStatus
 
 _FILE_WIDTH = 140  # columns of the table where there is no terminal
 _NONE = "–"
+_BESIDE_K = {"method": "method", "enable_adaptive_verification": "adaptive"}
+"""What else may differ between the two, and the names of its columns; K has one anyway."""
 _SAID = {
     CanaryAction.START: "The canary runs.",
     CanaryAction.SET_SHARE: "The canary has its new share.",
@@ -42,15 +44,22 @@ def _show(variants: Sequence[VariantStatus], said: str, *, as_json: bool) -> Non
     if said:
         typer.echo(said)
     if variants:
-        make_console(_FILE_WIDTH).print(_table(variants))
+        make_console(_FILE_WIDTH).print(make_variants_table(variants))
 
 
-def _table(variants: Sequence[VariantStatus]) -> Table:
-    header = ("variant", "K by batch size", "share", "requests", "ended", "failed", "tokens", "acceptance length", "first token", "per token")
+def make_variants_table(variants: Sequence[VariantStatus]) -> Table:
+    """A row for each; what else than K differs between them has a column."""
+    configs = [json.loads(variant.config or "{}") for variant in variants]
+    different = [key for key in _BESIDE_K if len({json.dumps(config.get(key)) for config in configs}) > 1]
+    header = (
+        "variant", *(_BESIDE_K[key] for key in different), "K by batch size", "share", "requests", "ended", "failed", "tokens", "acceptance length",
+        "first token", "per token",
+    )  # fmt: skip
     has_ended = not any(variant.share for variant in variants)  # both have none then
     rows = [
         (
             variant.name,
+            *(_shown(config.get(key)) for key in different),
             variant.schedule,
             _NONE if has_ended else f"{100 * variant.share:.4g}%",
             f"{variant.num_requests}",
@@ -61,6 +70,10 @@ def _table(variants: Sequence[VariantStatus]) -> Table:
             f"{variant.first_token_ms:.1f} ms" if variant.first_token_ms else _NONE,
             f"{variant.token_ms:.2f} ms" if variant.token_ms else _NONE,
         )
-        for variant in variants
+        for variant, config in zip(variants, configs, strict=True)
     ]
-    return make_table(header, rows, num_left=2)
+    return make_table(header, rows, num_left=2 + len(different))
+
+
+def _shown(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
