@@ -18,7 +18,7 @@ class ThresholdOptions:
 
     min_gain: Annotated[float, typer.Option(help="Share of throughput that is worth neither drafts nor a range of its own.")] = 0.02
     min_acceptance_length: Annotated[float, typer.Option(help="Mean acceptance length below which it stops and says no.")] = 1.5
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Do not stop there.")] = False
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on below --min-acceptance-length, too.")] = False
     min_tpot_gain: Annotated[float, typer.Option(help="Share of the time per token that must be saved to say yes.")] = 0.3
     max_loss: Annotated[float, typer.Option(help="Share of throughput, or of the time per token, up to which it is not worse.")] = 0.02
     bound_share: Annotated[float, typer.Option(help="Share by which twice the tokens may lengthen a step that is bound by latency.")] = 0.5
