@@ -56,7 +56,6 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
         "drafted_share": report["drafted_share_by_k"][-1],
         "schedule": report["num_speculative_tokens_per_batch_size"],
         "repeated_share": workload["repetition"]["in_prompt"] + workload["repetition"]["in_answer"],
-        "command": report["command"],
     }
 
 
