@@ -1,6 +1,6 @@
 """Many streaming HTTP clients at once: what front ends add up to, what a step costs the coordinator beside them, and whether memory stays flat.
 
-python -m benchmarks.http_load [--front-ends 1 2 4] [--round-ms 60 0] [--minutes 0.5]
+python -m benchmarks.http_load [--front-ends 0 1 2 4] [--round-ms 60 0] [--minutes 0.5]
 
 Scripted drafter and verifier, coordinator, HTTP service and its processes: all of them processes of this machine, as are the clients (one process).
 Every text is compared with what the scripted target alone gives. The coordinator's CPU time a step stands beside that of one gRPC stream with as many
@@ -39,7 +39,9 @@ _TOKENS_PER_ROW = sum(ACCEPTANCE**i for i in range(K + 1))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=256, help="requests at any time")
-    parser.add_argument("--front-ends", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes of the HTTP service")
+    parser.add_argument(
+        "--front-ends", type=int, nargs="+", default=[0, 1, 2, 4], help="numbers of processes of the HTTP service; 0 = one gRPC stream"
+    )
     parser.add_argument("--minutes", type=float, default=0.5, help="what is measured of each, after a warm-up of 8 s")
     parser.add_argument("--round-ms", type=float, nargs="+", default=[60.0, 0.0], help="what a round of the verifier takes besides its own work")
     parser.add_argument("--baseline-rounds", type=int, default=3, help="runs of coordinator and echo without HTTP, in turns")
@@ -100,17 +102,17 @@ async def measure(num_clients: int, num_front_ends: int, seconds: float, round_m
     """Everything about one number of front ends."""
     with tempfile.TemporaryDirectory(prefix="specwire-http-") as name:
         async with http_stack(Path(name), num_clients, num_front_ends, round_ms) as stack:
-            clients = Clients(stack.url, num_clients)
+            clients = Clients(stack.url, stack.address, num_clients)
             clients.start()
             await asyncio.sleep(_WARM_UP_S)
             warm_up, clients.tally = clients.tally, Tally()
             own_s = time.process_time()
             usages = await _watch(stack, seconds)
             own_s = time.process_time() - own_s
-            tally = clients.tally
+            tally, clients.tally = clients.tally, Tally()
             await clients.stop()
             left = await _num_left(stack.address)
-    problems = warm_up.problems + tally.problems + ([f"the coordinator still holds {left} sequences"] if left else [])
+    problems = warm_up.problems + tally.problems + clients.tally.problems + ([f"the coordinator still holds {left} sequences"] if left else [])
     return describe(round_ms, num_front_ends, usages, tally, own_s, echo_cpu_ms, problems)
 
 
@@ -122,7 +124,11 @@ def describe(
     seconds, num_steps = last.time_s - first.time_s, last.num_steps - first.num_steps
     cpu_s = {name: last.cpu_s[name] - first.cpu_s[name] for name in last.cpu_s}
     coordinator_ms = 1000 * cpu_s["coordinator"] / num_steps
-    samples = {name: [Sample(usage.time_s - first.time_s, usage.rss_mib[name]) for usage in usages] for name in ("coordinator", "http")}
+    samples = {
+        name: [Sample(usage.time_s - first.time_s, usage.rss_mib[name]) for usage in usages]
+        for name in ("coordinator", "http")
+        if name in first.rss_mib
+    }
     growth = {name: rss_growth_mib(of_service) for name, of_service in samples.items()}
     if seconds >= _LONG_S:
         allowed = {"coordinator": MAX_GROWTH_MIB, "http": MAX_GROWTH_MIB * num_front_ends}
@@ -132,6 +138,7 @@ def describe(
         "front_ends": num_front_ends,
         "seconds": round(seconds, 1),
         "answers": tally.answers,
+        "num_problems": tally.num_problems,
         "requests_per_s": round(tally.answers / seconds, 1),
         "tokens_per_s": round(tally.tokens / seconds),
         "events_per_s": round(tally.events / seconds),
@@ -142,7 +149,7 @@ def describe(
         "requests_per_step": round(tally.answers / num_steps, 2),
         "coordinator_cpu_ms": round(coordinator_ms, 3),
         "above_echo_ms": round(coordinator_ms - echo_cpu_ms, 3),
-        "front_end_us_per_event": round(1e6 * cpu_s["http"] / tally.events, 1),
+        "front_end_us_per_event": round(1e6 * cpu_s.get("http", 0.0) / tally.events, 1),
         "cores": {name: round(used / seconds, 2) for name, used in [*cpu_s.items(), ("clients", own_s)]},
         "rss_mib": {name: round(last.rss_mib[name], 1) for name in samples},
         "rss_growth_mib": {name: round(mib, 2) for name, mib in growth.items()},

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specwire.bench.http_client import HttpClient
+from specwire.client import AsyncClient
 from specwire.errors import SpecwireError
+from specwire.messages import GenerateRequest
+from specwire.sampling_params import SamplingParams
 from tests.scripted.scripts import LETTERS
 from tests.scripted.target import Target
 
@@ -44,16 +47,23 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
+    prompt: list[int]
+    params: SamplingParams
     body: bytes
     text: str
     num_tokens: int
 
 
 class Clients:
-    """As many as asked for, in this process's event loop; `tally` may be replaced by a new one at any time."""
+    """As many as asked for, in this process's event loop; `tally` may be replaced by a new one at any time.
 
-    def __init__(self, url: str, number: int) -> None:
-        self._http = HttpClient(url)
+    Args:
+        url: of the HTTP API; empty = they all share one gRPC stream to the coordinator at `address`.
+    """
+
+    def __init__(self, url: str, address: str, number: int) -> None:
+        self._http = HttpClient(url) if url else None
+        self._grpc = AsyncClient(address)
         self._number = number
         self._cases = _make_cases()
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,7 +78,9 @@ class Clients:
         """Lets running requests end."""
         self._stops = True
         await asyncio.gather(*self._tasks)
-        await self._http.close()
+        await self._grpc.close()
+        if self._http is not None:
+            await self._http.close()
 
     async def _work(self, index: int) -> None:
         order = random.Random(index).sample(self._cases, len(self._cases))
@@ -76,14 +88,29 @@ class Clients:
             if self._stops:
                 return
             try:
-                await self._ask(case)
+                await (self._ask_grpc(case) if self._http is None else self._ask(self._http, case))
             except SpecwireError as error:
                 self.tally.note(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(0.1)  # what failed at once would fail as fast as this process can ask
 
-    async def _ask(self, case: _Case) -> None:
+    async def _ask_grpc(self, case: _Case) -> None:
+        started_s, ttft_s, token_ids = time.monotonic(), 0.0, []
+        live = await self._grpc.start(GenerateRequest(case.prompt, case.params))
+        try:
+            while deltas := await live.read():
+                ttft_s = ttft_s or time.monotonic() - started_s
+                for delta in deltas:
+                    token_ids += delta.token_ids
+                    self.tally.events += 1
+        finally:
+            live.cancel()
+        if bytes(token_ids).decode() != case.text:
+            self.tally.note("an answer has other tokens than the target alone gives")
+        self._count(case, ttft_s)
+
+    async def _ask(self, http: HttpClient, case: _Case) -> None:
         started_s, ttft_s, parts = time.monotonic(), 0.0, []
-        async with self._http.request("POST", "/v1/completions", case.body) as answer:
+        async with http.request("POST", "/v1/completions", case.body) as answer:
             async for data in answer.chunks():
                 ttft_s = ttft_s or time.monotonic() - started_s
                 parts.append(data)
@@ -96,9 +123,12 @@ class Clients:
         problem = _problem_of(case, values, is_done=(done, rest) == ("data: [DONE]", ""))
         if problem:
             self.tally.note(problem)
+        self.tally.events += len(values) - 1
+        self._count(case, ttft_s)
+
+    def _count(self, case: _Case, ttft_s: float) -> None:
         self.tally.answers += 1
         self.tally.tokens += case.num_tokens
-        self.tally.events += len(values) - 1
         self.tally.ttfts_s.append(ttft_s)
 
 
@@ -125,5 +155,6 @@ def _make_cases() -> list[_Case]:
         num_tokens = rng.randint(_MIN_TOKENS, MAX_TOKENS)
         body = {"prompt": prompt, "max_tokens": num_tokens, "seed": seed, "ignore_eos": True, "stream": True}
         message = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
-        cases.append(_Case(message, bytes(target.generate(prompt, num_tokens, seed)).decode(), num_tokens))
+        params = SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True)
+        cases.append(_Case(prompt, params, message, bytes(target.generate(prompt, num_tokens, seed)).decode(), num_tokens))
     return cases

@@ -36,7 +36,7 @@ class Usage:
 
 
 class HttpStack:
-    """Running processes. url: where clients call; address: the coordinator's own."""
+    """Running processes. url: where clients call, empty without front ends; address: the coordinator's own."""
 
     def __init__(self, supervisor: Supervisor, url: str, address: str, metrics_url: str) -> None:
         self._services = [service for group in supervisor.groups for service in group]
@@ -74,17 +74,18 @@ async def http_stack(folder: Path, num_clients: int, num_front_ends: int, round_
         max_queue=num_clients, metrics_listen=f"127.0.0.1:{metrics_port}", speculative_config=SpeculativeConfig(num_speculative_tokens=K),
     )  # fmt: skip
     http = HttpConfig(
-        listen=(f"127.0.0.1:{http_port}",), coordinator=addresses["coordinator"], processes=num_front_ends, health_listen=addresses["http"]
+        listen=(f"127.0.0.1:{http_port}",), coordinator=addresses["coordinator"], processes=max(1, num_front_ends), health_listen=addresses["http"]
     )  # fmt: skip
     groups = [
         [_scripted("verifier", addresses, verifier), _scripted("drafter", addresses, shared | {"acceptance": ACCEPTANCE})],
         [ServiceSpec("coordinator", "coordinator", ("--config=", *flags(coordinator)), addresses["coordinator"], essential=True)],
-        [ServiceSpec("http", "specwire.http", ("--config=", *flags(http)), addresses["http"], essential=True)],
+        *([[ServiceSpec("http", "specwire.http", ("--config=", *flags(http)), addresses["http"], essential=True)]] if num_front_ends else []),
     ]
+    url = f"http://{http.listen[0]}" if num_front_ends else ""
     supervisor = Supervisor(groups, _log_line, startup_timeout_s=120.0)
     try:
         await supervisor.start()
-        yield HttpStack(supervisor, f"http://{http.listen[0]}", addresses["coordinator"], f"http://127.0.0.1:{metrics_port}")
+        yield HttpStack(supervisor, url, addresses["coordinator"], f"http://127.0.0.1:{metrics_port}")
     finally:
         await supervisor.stop()
 
