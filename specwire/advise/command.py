@@ -94,6 +94,6 @@ def _draw(folder: Path, findings: Findings, options: AdviseOptions, title: str) 
         for path, write in wanted:
             write(path)
     except ModuleNotFoundError as error:
-        logger.warning("there is no picture, since %s is not installed: `pip install 'specwire[plots]'` brings it", error.name)
+        logger.warning("there is no picture, since %s is not installed: pip install matplotlib", error.name)
         return []
     return [path for path, _ in wanted]

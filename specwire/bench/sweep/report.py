@@ -61,7 +61,7 @@ def write_sweep(options: SweepOptions, environment: dict[str, Any], result: Swee
 
         draw(options.output / "sweep.png", median_cells(result.cells), result.model_id)
     except ModuleNotFoundError as error:
-        logger.warning("there is no picture, since %s is not installed: pip install 'specwire[plots]'", error.name)
+        logger.warning("there is no picture, since %s is not installed: pip install matplotlib", error.name)
 
 
 def _row(cell: Cell, plain: float | None) -> tuple[str, ...]:
