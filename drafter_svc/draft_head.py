@@ -76,6 +76,7 @@ class DraftHead:
         width: numbers of a feature.
         description: of the service; num_blocks, max_num_draft_tokens, max_model_len and vocab_size are the limits that hold here.
         greedy: draft by argmax whatever the request's temperature.
+        sharpness: multiplies the logits before noise, as for `DraftModel`.
         calibration: makes scores of what forward says; None = they are that.
     """
 
@@ -87,6 +88,7 @@ class DraftHead:
         description: ServiceDescription,
         *,
         greedy: bool = False,
+        sharpness: float = 1.0,
         calibration: LogisticCalibration | None = None,
     ) -> None:
         self._forward = forward
@@ -94,6 +96,7 @@ class DraftHead:
         self._width = width
         self._description = description
         self._greedy = greedy
+        self._sharpness = sharpness
         self._calibration = calibration
         self._blocks = BlockManager(description.num_blocks, description.block_size)
         self._sequences: dict[int, _Sequence] = {}
@@ -126,7 +129,8 @@ class DraftHead:
         check_choice(request.choice)
         params, shift = request.sampling, self._forward.shift
         self._sequences[seq_id] = _Sequence(list(request.token_ids), request.tenant_cache_key == MEASUREMENT_TENANT)
-        self._forward.open(seq_id, DraftSampling(0.0 if self._greedy or params.is_greedy else params.temperature, request.noise_key, request.choice))
+        temperature = 0.0 if self._greedy or params.is_greedy else params.temperature / self._sharpness
+        self._forward.open(seq_id, DraftSampling(temperature, request.noise_key, request.choice))
         # A row is made of the tokens up to `shift` behind its position: those before the first row's own are part of the key.
         key = b"".join(token_id.to_bytes(4, "little") for token_id in request.token_ids[:shift])
         if len(request.token_ids) < shift:

@@ -43,7 +43,7 @@ class _Sequence:
 class DraftModel:
     """Drafts with a model of the Llama family. Draft j (from 1) of a sequence of n tokens uses the noise of index n - 1 + j.
 
-    A draft's score is its probability under the draft model at the request's temperature (at 1 if greedy).
+    A draft's score is its probability under the draft model at the temperature that it is drawn at (at 1 if greedy).
 
     Args:
         model: the draft model.
@@ -53,6 +53,7 @@ class DraftModel:
         max_num_seqs: most sequences; their numbers are below it.
         max_model_len: no sequence is drafted past this many tokens; None = the model's context.
         greedy: draft by argmax whatever the request's temperature.
+        sharpness: multiplies the logits before noise: s * z + T * g is greatest where z + T / s * g is, so that drafts are drawn at T / s.
         feeds_drafts: the KV that forward writes behind the text is that of its drafts, so that it may be kept once they are committed.
         vocab_size: of the target, if its ids are not the model's own; forward knows how to read them.
     """
@@ -69,6 +70,7 @@ class DraftModel:
         max_num_seqs: int = 64,
         max_model_len: int | None = None,
         greedy: bool = False,
+        sharpness: float = 1.0,
         feeds_drafts: bool = True,
         vocab_size: int | None = None,
         model_id: str = "",
@@ -78,6 +80,7 @@ class DraftModel:
         self._max_model_len = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
         self._max_num_drafts = max_num_drafts
         self._greedy = greedy
+        self._sharpness = sharpness
         self._feeds_drafts = feeds_drafts
         self._vocab_size = vocab_size or config.vocab_size
         self._forward = forward
@@ -125,7 +128,7 @@ class DraftModel:
         self._check_ids(request.token_ids)
         check_choice(request.choice)
         params = request.sampling
-        temperature = 0.0 if self._greedy or params.is_greedy else params.temperature
+        temperature = 0.0 if self._greedy or params.is_greedy else params.temperature / self._sharpness
         self._forward.open(seq_id, DraftSampling(temperature, request.noise_key, request.choice))
         num_cached = self._blocks.open(seq_id, request.token_ids, request.tenant_cache_key)
         self._sequences[seq_id] = _Sequence(list(request.token_ids), num_cached, self._blocks.block_table(seq_id))

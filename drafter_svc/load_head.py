@@ -68,6 +68,7 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
             max_num_drafts=spec.num_speculative_tokens,
             max_num_seqs=config.max_num_seqs,
             greedy=spec.draft_sample_method == "greedy",
+            sharpness=spec.draft_sharpness,
             max_chunk=config.prefill_chunk,
             use_graphs=config.use_cuda_graphs,
             model_id=name,
@@ -99,6 +100,7 @@ def head_drafter(
     max_num_drafts: int,
     max_num_seqs: int,
     greedy: bool = False,
+    sharpness: float = 1.0,
     max_chunk: int = 256,
     use_graphs: bool = True,
     model_id: str = "",
@@ -112,6 +114,7 @@ def head_drafter(
         max_num_drafts: most drafts at once (K).
         max_num_seqs: most sequences; their numbers are below it.
         greedy: draft by argmax whatever the request's temperature.
+        sharpness: multiplies the logits before noise.
         max_chunk: most rows of one pass without drafts, on a GPU.
         use_graphs: on a GPU, capture what can be captured.
 
@@ -146,6 +149,7 @@ def head_drafter(
         source.width,
         description,
         greedy=greedy,
+        sharpness=sharpness,
         calibration=None if has_confidences else read_calibration(config),
     )
 

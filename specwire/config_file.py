@@ -49,6 +49,7 @@ DRAFTING_KEYS = (
     "suffix_decoding_min_token_prob",
     "suffix_decoding_corpus_tokens",
     "draft_sample_method",
+    "draft_sharpness",
     "max_model_len",
     "use_heterogeneous_vocab",
     "parallel_drafting",

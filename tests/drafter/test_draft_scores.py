@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from drafter_svc.method import Ask
+from specwire.engine.sampling.draft import sample_draft
 from specwire.sampling_params import SamplingParams
 from tests.drafter.draft_models import GREEDY, HOT, MODEL, SAMPLED, Make, tokens
 from tests.drafter.helpers import open_request
@@ -27,8 +28,26 @@ def test_greedy_drafting_of_sampled_requests(make: Make) -> None:
     assert drafts != make_and_draft(make, HOT)
 
 
-def make_and_draft(make: Make, sampling: SamplingParams, *, greedy: bool = False) -> list[int]:
-    method = make(greedy=greedy)
+@pytest.mark.parametrize("sharpness", [0.5, 2.5])
+def test_logits_are_sharpened_before_noise(make: Make, sharpness: float) -> None:
+    method = make(sharpness=sharpness)
+    prompt = tokens(9)
+    request = open_request(prompt, sampling=SAMPLED)
+    method.open(0, request)
+    (drafts,) = method.propose([Ask(0, 5)])
+    rows = sharpness * target_logits(MODEL, [*prompt, *drafts.token_ids])[len(prompt) - 1 : -1]
+    expected = sample_draft(rows, temperatures=[0.8] * 5, keys=[request.noise_key] * 5, indices=range(9, 14), choices=[request.choice] * 5)
+    assert drafts.token_ids == expected.token_ids.tolist()
+    assert drafts.scores == pytest.approx(expected.probs.tolist(), abs=1e-5)
+    assert drafts.token_ids != make_and_draft(make, SAMPLED)
+
+
+def test_greedy_drafts_are_the_same_however_sharp(make: Make) -> None:
+    assert make_and_draft(make, GREEDY, sharpness=5.0) == make_and_draft(make, GREEDY)
+
+
+def make_and_draft(make: Make, sampling: SamplingParams, **options: object) -> list[int]:
+    method = make(**options)
     method.open(0, open_request(tokens(9), sampling=sampling))
     return method.propose([Ask(0, 5)])[0].token_ids
 

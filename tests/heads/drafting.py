@@ -58,6 +58,7 @@ class Bench:
     texts: dict[int, list[int]] = field(default_factory=dict)
     requests: dict[int, DraftOpen] = field(default_factory=dict)
     num_known: dict[int, int] = field(default_factory=dict)
+    sharpness: float = 1.0
 
     def begin(self, seq_id: int, text: list[int], num_tokens: int, temperature: float = 0.0, key: int = 11, tenant: bytes = b"") -> None:
         """Opens a sequence with the first tokens of a text."""
@@ -85,7 +86,7 @@ class Bench:
         for ask, drafts in zip(asks, answers, strict=True):
             known, request = self.num_known[ask.seq_id], self.requests[ask.seq_id]
             assert drafts.status is RowStatus.OK, f"{ask}: {drafts}"
-            noise = Noise(request.sampling.temperature or 0.0, request.noise_key, request.choice)
+            noise = Noise((request.sampling.temperature or 0.0) / self.sharpness, request.noise_key, request.choice)
             expected, scores = self.reference.drafts(
                 self.texts[ask.seq_id][:known], self.features.rows[ask.seq_id][: known - 1], ask.num_drafts, noise
             )
@@ -96,20 +97,27 @@ class Bench:
 
 
 def make_bench(
-    target: Target, checkpoint: Checkpoint, *, max_num_drafts: int = 4, num_blocks: int = 96, backend: Callable[..., Backend] | None = None
+    target: Target,
+    checkpoint: Checkpoint,
+    *,
+    max_num_drafts: int = 4,
+    num_blocks: int = 96,
+    backend: Callable[..., Backend] | None = None,
+    sharpness: float = 1.0,
 ) -> Bench:
     """
     Args:
         backend: draft on the device with these kernels.
+        sharpness: of drafts that are not drafted on the device.
     """
     method = checkpoint.folder.name.partition("_")[0]
     loaded = load_head(checkpoint.folder, method, target=target.folder, dtype="float32", device=DEVICE if backend else "cpu")
     features = GivenFeatures()
     if backend is None:
-        drafter = head_drafter(loaded, features, num_blocks=num_blocks, max_num_drafts=max_num_drafts, max_num_seqs=16)
+        drafter = head_drafter(loaded, features, num_blocks=num_blocks, max_num_drafts=max_num_drafts, max_num_seqs=16, sharpness=sharpness)
     else:
         drafter = _on_device(loaded, features, num_blocks, max_num_drafts, backend)
-    return Bench(loaded, Reference(checkpoint, target.tensors), target, checkpoint, features, drafter)
+    return Bench(loaded, Reference(checkpoint, target.tensors), target, checkpoint, features, drafter, sharpness=sharpness)
 
 
 def _on_device(loaded: LoadedHead, features: GivenFeatures, num_blocks: int, max_num_drafts: int, backend: Callable[..., Backend]) -> DraftHead:

@@ -51,6 +51,20 @@ def test_drafts_equal_the_reference_after_any_history(bench: Bench) -> None:
     bench.check([Ask(3, 4), Ask(0, 2)])
 
 
+@pytest.mark.parametrize("name", ["eagle3_speculators", "dspark_speculators"])
+def test_sharpened_drafts_equal_the_reference(name: str, target: Target, checkpoints: dict[str, Checkpoint]) -> None:
+    """Sampled ones at T / s; greedy ones as ever."""
+    benches = [make_bench(target, checkpoints[name], sharpness=sharpness) for sharpness in (1.0, 4.0)]
+    drafts = []
+    for bench in benches:
+        for seq_id in range(4):
+            bench.begin(seq_id, text(seq_id), 40, SAMPLED if seq_id else GREEDY)
+        bench.catch_up()
+        drafts.append([answer.token_ids for answer in bench.check([Ask(seq_id, 4) for seq_id in range(4)])])
+    assert drafts[0][0] == drafts[1][0]
+    assert drafts[0][1:] != drafts[1][1:]
+
+
 def test_a_prefix_that_another_sequence_left_is_not_computed_again(bench: Bench) -> None:
     bench.begin(0, text(7), 64, SAMPLED)
     bench.catch_up()
