@@ -212,11 +212,12 @@ def check_request(request: GenerateRequest, engine: EngineDescription, *, has_to
     num_prompt, limit = len(prompt), engine.max_model_len
     if not prompt:
         raise InvalidArgumentError("prompt_token_ids is empty; send at least one token")
-    check_token_ids(prompt, engine.vocab_size, "prompt_token_ids")
+    # Before its ids are looked at: there may be millions of them.
     if num_prompt >= limit:
         raise InvalidArgumentError(
             f"the prompt has {num_prompt} tokens, but a sequence may have {limit}, output included, so no token could follow; shorten it"
         )
+    check_token_ids(prompt, engine.vocab_size, "prompt_token_ids")
     num_wanted = limit - num_prompt if sampling.max_tokens is None else sampling.max_tokens
     if num_prompt + num_wanted > limit:
         raise InvalidArgumentError(

@@ -14,7 +14,8 @@ GREEDY_EPSILON = 1e-5
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_BAD_WORDS = 2048
-"""Each one is looked for at every token of the sequence."""
+MAX_BAD_WORD_IDS = 16_384
+"""In all; each word is looked for at every token of the sequence."""
 _MAX_SHOWN = 100
 """Characters of a value in a message."""
 
@@ -105,10 +106,14 @@ class SamplingParams:
         if len(self.bad_words_token_ids) > MAX_BAD_WORDS:
             text = f"bad_words_token_ids has {len(self.bad_words_token_ids)} words, but at most {MAX_BAD_WORDS} are taken"
             raise InvalidArgumentError(f"{text}; send fewer; single tokens are better banned by logit_bias = -100")
+        num_ids = 0
         for i, word in enumerate(self.bad_words_token_ids):
             _check_token_ids(f"bad_words_token_ids[{i}]", word)
             if not word:
                 raise InvalidArgumentError(f"bad_words_token_ids[{i}] is empty, but a bad word has at least one token id; remove it")
+            num_ids += len(word)
+        if num_ids > MAX_BAD_WORD_IDS:
+            raise InvalidArgumentError(f"bad_words_token_ids has {num_ids} ids in all, but may have {MAX_BAD_WORD_IDS}; send fewer or shorter words")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.max_draft_tokens is not None:

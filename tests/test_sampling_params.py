@@ -3,7 +3,7 @@
 import pytest
 
 from specwire.errors import InvalidArgumentError
-from specwire.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS, SamplingParams
+from specwire.sampling_params import MAX_BAD_WORD_IDS, MAX_BAD_WORDS, MAX_STOP_STRINGS, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -56,6 +56,7 @@ BAD_VALUES: list[tuple[dict[str, object], str]] = [
     ({"allowed_token_ids": (1, 2**31)}, "a token id in allowed_token_ids is 2147483648, but must be from 0 to 2147483647"),
     ({"bad_words_token_ids": 5}, "bad_words_token_ids is 5, but must be a list of token-id lists"),
     ({"bad_words_token_ids": ((1,),) * (MAX_BAD_WORDS + 1)}, f"has {MAX_BAD_WORDS + 1} words, but at most {MAX_BAD_WORDS} are taken; send fewer"),
+    ({"bad_words_token_ids": ((1,) * MAX_BAD_WORD_IDS, (1,))}, f"has {MAX_BAD_WORD_IDS + 1} ids in all, but may have {MAX_BAD_WORD_IDS}; send fewer"),
     ({"bad_words_token_ids": (5,)}, "bad_words_token_ids[0] is 5, but must be a list of token ids"),
     ({"bad_words_token_ids": ((1,), ())}, "bad_words_token_ids[1] is empty, but a bad word has at least one token id; remove it"),
     ({"bad_words_token_ids": ((1, -1),)}, "a token id in bad_words_token_ids[0] is -1, but must be from 0 to"),
