@@ -21,6 +21,7 @@ _NO_VARIANTS = "answers are text only; leave it out"
 UNSUPPORTED = {
     "audio": _NO_VARIANTS,
     "best_of": "choices are not ranked; ask for n choices and choose from them",
+    "cache_salt": "requests of one API key share cached prefixes; give each tenant a key of its own",
     "chat_template": "the model's own chat template is used; render the prompt yourself and send it to /v1/completions",
     "continue_final_message": "an answer begins a new message; render the prompt yourself and send it to /v1/completions",
     "documents": "the prompt is all that the model sees; put them into a message",
@@ -32,13 +33,16 @@ UNSUPPORTED = {
     "guided_regex": _NO_GRAMMARS,
     "length_penalty": "there is no beam search; leave it out",
     "logits_processors": "no code of clients is run; use logit_bias",
+    "metadata": "nothing is stored; leave it out",
     "modalities": _NO_VARIANTS,
     "parallel_tool_calls": _NO_CALLS,
     "prediction": "drafts come from the server's drafters; leave it out",
+    "prompt_cache_key": "cached prefixes are found by themselves; leave it out",
     "prompt_embeds": "prompts are text or token ids; send one of those",
     "prompt_logprobs": "only generated tokens have log-probabilities; leave it out",
     "reasoning_effort": "use chat_template_kwargs, if the model's template has such a variable",
     "response_format": _NO_GRAMMARS,
+    "safety_identifier": "use user",
     "service_tier": "use priority",
     "skip_special_tokens": "special tokens are no part of the text; use return_token_ids to see them",
     "spaces_between_special_tokens": "special tokens are no part of the text; leave it out",
@@ -55,6 +59,7 @@ UNSUPPORTED = {
 # What is done anyway. Some clients send it always.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "length_penalty": (1, 1.0),
+    "metadata": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),

@@ -51,6 +51,7 @@ def test_seeds(seed: int) -> None:
     [
         {"best_of": 1}, {"best_of": 3, "n": 3}, {"suffix": ""}, {"store": False}, {"response_format": {"type": "text"}}, {"service_tier": "auto"},
         {"use_beam_search": False}, {"skip_special_tokens": True}, {"functions": None, "unheard_of": None}, {"length_penalty": 1.0},
+        {"metadata": {}},
     ],
 )  # fmt: skip
 def test_what_is_done_anyway_may_be_asked_for(neutral: dict[str, Any]) -> None:
@@ -60,6 +61,7 @@ def test_what_is_done_anyway_may_be_asked_for(neutral: dict[str, Any]) -> None:
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     (PROMPT | {"temprature": 1}, "temprature", "did you mean temperature?"),
     (PROMPT | {"xyz": 1}, "xyz", "not known"),
+    (PROMPT | {"metadata": {"a": "b"}}, "metadata", "nothing is stored; leave it out"),
     ({}, "prompt", "prompt is missing"),
     ({"prompt": None}, "prompt", "prompt is missing"),
     ({"prompt": 3}, "prompt", "must be text, a list of texts"),
