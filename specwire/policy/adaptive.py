@@ -153,7 +153,8 @@ class AdaptivePolicy:
         num_verified = np.where(is_known, kept.num_kept, 0)
         self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
         if not request.is_probe and kept.cost_ms and is_known.any():
-            self._planner.observe_step(kept.num_sampling + kept.num_rows * float(num_accepted[is_known].mean()), kept.cost_ms)
+            emitted = kept.num_sampling + kept.num_rows * float(num_accepted[is_known].mean())
+            self._planner.observe_step(emitted, kept.cost_ms, expected_tokens=kept.expected_tokens, num_rows=kept.num_rows)
         if request.is_lone and len(num_accepted):
             by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
             whole = is_known & (kept.num_kept == kept.num_offered)

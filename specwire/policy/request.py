@@ -23,6 +23,11 @@ _DEEPER_LOSS = 1.5
 _PROMISING = 0.75
 """Share of `_Plan.probe_gain` from which on a probe is followed by others at once."""
 _YIELD_BLEND = 1 / 32
+_DEFICIT_ROWS = 512
+"""Rows with drafts after which what an old one lost counts 1/e."""
+_MAX_DEFICIT_BLEND = 1 / 16
+_DEFICIT_DECAY = 1 / 256
+"""Of what was lost, each step without drafts."""
 _FULL_YIELD = 0.97
 """From this yield on, steps are taken to be all alike."""
 
@@ -91,6 +96,7 @@ class RequestPlanner:
         self._num_stayed = 0
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
         self._plain_rate = 1.0
+        self._deficit = 0.0  # tokens a row that drafting has lost lately beside running ahead; 0 where it has gained
         self._step = -1
         self._request = DraftRequest(0)
 
@@ -164,6 +170,7 @@ class RequestPlanner:
         if is_mixed or self._current_yield < _FULL_YIELD:
             found = find(shape, worth)
         values = found.tokens - worth * found.times_ms
+        values[1:] -= self._deficit * num_by_grade.sum()  # forecasts of drafts that seldom come are too good: of the best steps, and late
         chosen = int(np.argmax(values))
         kept = int((options == current).all(axis=1).argmax())
         if values[chosen] <= values[kept] + self._hysteresis * worth * found.times_ms[kept]:
@@ -185,10 +192,19 @@ class RequestPlanner:
         """A probe beside which nothing is drafted has shown so many accepted tokens a row."""
         self.probes.observe(is_promising=tokens_per_row >= _PROMISING * self._plans[0].probe_gain)
 
-    def observe_step(self, tokens: float, step_ms: float) -> None:
-        """A step with drafts, no probe, has emitted so many tokens in so many milliseconds."""
+    def observe_step(self, tokens: float, step_ms: float, *, expected_tokens: float, num_rows: int) -> None:
+        """A step with drafts, no probe, has emitted so many tokens in so many milliseconds.
+
+        Args:
+            expected_tokens: by the scores of the drafts that came.
+            num_rows: with drafters that answered.
+        """
         self._gain_ms += tokens / self._plain_rate - step_ms
         self._num_observed += 1
+        if self._current_yield < _FULL_YIELD:  # among steps with chunks, whose time is worth less
+            return
+        lost = (self._plain_rate * step_ms - expected_tokens) / num_rows
+        self._deficit = max(0.0, self._deficit + min(num_rows / _DEFICIT_ROWS, _MAX_DEFICIT_BLEND) * (lost - self._deficit))
 
     def _note_yield(self, plan: "_Plan") -> None:
         """By what steps should emit: what they do emit in the end says how good the forecast was, not what chunks cost."""
@@ -200,7 +216,9 @@ class RequestPlanner:
         self._stay_steps += _STAY_RECOVERY * (_STAY_STEPS - self._stay_steps)
         if is_drafting:
             self._num_stayed += 1
-        elif self._num_stayed:
+            return
+        self._deficit -= _DEFICIT_DECAY * self._deficit
+        if self._num_stayed:
             if self._gain_ms < 0:
                 self.probes.charge(-self._gain_ms * self._num_stayed / self._num_observed)
             self._gain_ms, self._num_observed = 0.0, 0
