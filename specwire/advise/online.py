@@ -84,7 +84,7 @@ class OnlineRate:
 
 def settle(name: str, measured: float, noise: float, expected: float, thresholds: Sequence[float]) -> tuple[float, str]:
     """What a gain is taken for, and what there is to say of it: as measured, unless a threshold is within its noise; then what measured steps let
-    expect, since those are compared with steps right beside them.
+    expect, since those are compared with steps right beside them, as far as it is within that noise, too.
 
     Args:
         name: of the gain; measured, noise: by pairs of runs; thresholds: that decide.
@@ -92,8 +92,9 @@ def settle(name: str, measured: float, noise: float, expected: float, thresholds
     near = [threshold for threshold in thresholds if abs(measured - threshold) < noise]
     if not near:
         return measured, ""
+    counts = min(max(expected, measured - noise), measured + noise)
     shares = " and ".join(f"{threshold:+.0%}" for threshold in near)
-    return expected, (
-        f"{name}: {measured:+.1%} is nearer to {shares} than the pairs of runs are apart ({2 * noise:.0%}), so that {expected:+.1%} counts, which "
-        "the measured steps let expect; leave the machine to the stack, and measure longer (--online-seconds, --repeats)"
+    return counts, (
+        f"{name}: {measured:+.1%} is nearer to {shares} than the pairs of runs are apart ({2 * noise:.0%}), and measured steps let expect "
+        f"{expected:+.1%}, so that {counts:+.1%} counts; leave the machine to the stack, and measure longer (--online-seconds, --repeats)"
     )

@@ -114,7 +114,7 @@ def decide(advice: Advice, low: OnlineRate, high: OnlineRate, thresholds: Thresh
     saved = settled("time per token at the low rate", low.tpot_gain, low.noise, expected_low.tpot_gain, expected_low.most, *limits)
     high_saved = settled("time per token at the high rate", high.tpot_gain, high.noise, expected_high.tpot_gain, expected_high.most, loss)
     more = settled("tokens/s at the high rate", high.throughput_gain, high.throughput_noise, expected_high.gain, most_more, loss)
-    low_words = f"drafts save {saved:.1%} of a token's time at the low rate"
+    low_words = f"drafts {'save' if saved >= 0 else 'cost'} {abs(saved):.1%} of a token's time at the low rate"
     high_words = f"{high_saved:+.1%} at the high one, with {more:+.1%} tokens/s"
 
     def decision(verdict: Verdict, *reasons: str) -> Decision:

@@ -69,12 +69,17 @@ def test_thresholds_are_options() -> None:
 
 def test_what_noise_could_decide_the_steps_decide() -> None:
     noisy, high = rate("low", 0.31, spread=0.2), rate("high", 0.25, spread=0.01)
-    for expected, verdict in ((PAYS, Verdict.ON), (Expected(0.1, 4.0), Verdict.WEIGH)):
+    for expected, counts, verdict in (
+        (PAYS, "+41.0%", Verdict.ON),
+        (Expected(0.6, 4.0), "+37.5%", Verdict.ON),
+        (Expected(0.3, 4.0), "+23.1%", Verdict.WEIGH),
+        (LOSES, "+21.0%", Verdict.WEIGH),  # that it does not pay at all is not within the noise
+    ):
         decision = decide(advice(), noisy, high, USUAL, expected, PAYS)
         assert decision.verdict is verdict
         [doubt] = decision.doubts
         assert "+31.0% is nearer to +30% than the pairs of runs are apart (20%)" in doubt
-        assert f"{expected.tpot_gain:+.1%} counts" in doubt
+        assert f"so that {counts} counts" in doubt
     assert decide(advice(), rate("low", 0.6, spread=0.2), high, USUAL, LOSES, LOSES).doubts == ()
     worse = rate("high", 0.0, spread=0.4)
     assert decide(advice(), rate("low", 0.6), worse, USUAL, PAYS, LOSES).verdict is Verdict.DYNAMIC
