@@ -124,7 +124,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of prompts")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=80, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=72, help="most tokens of an answer")
     parser.add_argument("--num-drafts", type=int, default=5, help="K of the fixed policy")
     parser.add_argument("--most-drafts", type=int, default=8, help="ceiling of the adaptive one")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
