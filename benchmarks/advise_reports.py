@@ -21,6 +21,7 @@ from benchmarks.report import RESULTS, Bystanders, print_table, write_report
 
 logger = logging.getLogger(__name__)
 
+NAMES = ("chat", "summaries", "code")
 _READY = re.compile(r"ready: coordinator (\S+)")
 
 
@@ -70,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--number", type=int, default=16, help="prompts of each workload")
+    parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--weights", default="int4")
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
@@ -82,7 +84,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_prompts(workloads(read_lines(arguments.prompts), arguments.number), folder / "prompts")
+        chosen = workloads(read_lines(arguments.prompts), arguments.number)
+        write_prompts({name: chosen[name] for name in arguments.only}, folder / "prompts")
         process, address = start(arguments.weights, folder)
         try:
             for path in sorted((folder / "prompts").iterdir()):
