@@ -1,6 +1,8 @@
 """Suffix decoding: what followed the latest tokens most often, in the sequence itself and in earlier outputs of its tenant."""
 
+import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
@@ -9,8 +11,28 @@ from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 
 from .method import UNLIMITED_MODEL_LEN, Ask, Drafts, describe_lookup
 from .suffix_corpus import ANCHORS, PastOutputs
-from .suffix_match import NO_CONTEXT, NO_PATH, NO_TOKEN, Ends, Limits, Path, Windows, best_path
+from .suffix_match import NO_CONTEXT, NO_TOKEN, ArraySearch, Ends, Limits, Path
 from .tokens import PaddedTokens, TokenArray, to_array
+
+logger = logging.getLogger(__name__)
+
+
+class Search(Protocol):
+    """See `ArraySearch`."""
+
+    def own(self, text: PaddedTokens, most: int) -> Path: ...
+
+    def among(self, text: PaddedTokens, ends: Ends, latest: PaddedTokens, most: int, least: float) -> Path: ...
+
+
+def find_search(limits: Limits, max_num_drafts: int, pad: int) -> Search:
+    """The compiled search, or that of whole arrays where Numba is not installed."""
+    try:
+        from .suffix_compiled import CompiledSearch
+    except ModuleNotFoundError as error:
+        logger.warning("suffix drafts are found several times slower without %s; install specwire[engine] for the compiled search", error.name)
+        return ArraySearch(limits, max_num_drafts)
+    return CompiledSearch(limits, max_num_drafts, pad)
 
 
 class Suffix:
@@ -23,6 +45,7 @@ class Suffix:
         max_cached_tokens: most tokens of them.
         max_model_len: drafts never pass this length.
         max_num_seqs: for the description.
+        search: finds drafts; by default the fastest one that is installed.
     """
 
     features = None
@@ -36,15 +59,17 @@ class Suffix:
         max_cached_tokens: int = 1_000_000,
         max_model_len: int = UNLIMITED_MODEL_LEN,
         max_num_seqs: int = 64,
+        search: Search | None = None,
     ) -> None:
         self._limits = limits
-        self._num_drafts = [limits.num_drafts(most) for most in range(max_num_drafts + 1)]
-        self._windows = Windows(limits.max_depth, max_num_drafts)
+        pad = max(limits.max_depth, max_num_drafts)
+        self._pad = pad
+        self._search = search or find_search(limits, max_num_drafts, pad)
         self._max_num_drafts = max_num_drafts
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._sequences: dict[int, _Sequence] = {}
-        self.past = PastOutputs(max_cached_requests, max_cached_tokens, self._windows.pad)
+        self.past = PastOutputs(max_cached_requests, max_cached_tokens, pad)
         self.counts = PassCounts()
 
     @classmethod
@@ -75,7 +100,7 @@ class Suffix:
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         assert seq_id not in self._sequences, f"sequence {seq_id} is open already"
-        text = PaddedTokens(self._windows.pad, NO_CONTEXT, NO_TOKEN)
+        text = PaddedTokens(self._pad, NO_CONTEXT, NO_TOKEN)
         text.append(_checked(request.token_ids))
         self._sequences[seq_id] = _Sequence(text, request.num_prompt_tokens, request.tenant_cache_key)
 
@@ -98,22 +123,14 @@ class Suffix:
         num_drafts = min(num_drafts, self._max_num_drafts, self._max_model_len - text.num_tokens)
         if num_drafts <= 0 or not text.num_tokens:
             return Drafts(RowStatus.OK)
-        context = self._windows.context(text)
-        limits = self._num_drafts[num_drafts]
-        path = self._path(text, self._windows.own_occurrences(text, context), context, limits)
+        path = self._search.own(text, num_drafts)
         corpus = self.past.corpus(sequence.tenant)
         if corpus is not None and num_drafts > path.total:
-            latest = context[max(ANCHORS) - 1 :: -1].tolist()
-            past = self._path(corpus.text, corpus.occurrences(latest), context, limits, path.total)
+            num_latest = min(max(ANCHORS), self._limits.max_depth - 1, text.num_tokens)
+            ends = corpus.occurrences(text.tokens[text.num_tokens - num_latest :].tolist())
+            past = self._search.among(corpus.text, ends, text, num_drafts, path.total)
             path = past if past.token_ids else path
         return Drafts(RowStatus.OK, path.token_ids, path.scores)
-
-    def _path(self, text: PaddedTokens, ends: Ends, context: TokenArray, num_drafts: list[int], least: float = 0.0) -> Path:
-        """The draft that these occurrences speak for; none if the sum of its probabilities is not above `least`."""
-        if not len(ends):
-            return NO_PATH
-        lengths = self._windows.lengths(text, ends, context).tolist()
-        return best_path(lengths, self._windows.following(text, ends), self._limits, num_drafts, least)
 
 
 class _Sequence:

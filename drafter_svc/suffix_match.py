@@ -18,7 +18,7 @@ from .tokens import PaddedTokens, TokenArray
 
 MAX_OCCURRENCES = 32
 """Frequencies are those of the latest so many occurrences of a match: bounds the time, and lets newer text speak."""
-_SAME = 1e-9
+SAME_TOTAL = 1e-9
 """Sums of probabilities that differ by less are equal but for rounding."""
 NO_TOKEN = -1
 """Where a text ends."""
@@ -113,6 +113,34 @@ class Windows:
         return np.array(sorted(found), dtype=np.intp)
 
 
+class ArraySearch:
+    """Finds drafts by whole-array comparisons.
+
+    Args:
+        max_num_drafts: most tokens of a draft.
+    """
+
+    def __init__(self, limits: Limits, max_num_drafts: int) -> None:
+        self._limits = limits
+        self._num_drafts = [limits.num_drafts(most) for most in range(max_num_drafts + 1)]
+        self._windows = Windows(limits.max_depth, max_num_drafts)
+
+    def own(self, text: PaddedTokens, most: int) -> Path:
+        """The draft that earlier occurrences of the text's suffixes speak for."""
+        context = self._windows.context(text)
+        return self._path(text, self._windows.own_occurrences(text, context), context, most, 0.0)
+
+    def among(self, text: PaddedTokens, ends: Ends, latest: PaddedTokens, most: int, least: float) -> Path:
+        """The draft that these occurrences of the latest tokens of a sequence speak for, if the sum of its probabilities is above `least`."""
+        return self._path(text, ends, self._windows.context(latest), most, least)
+
+    def _path(self, text: PaddedTokens, ends: Ends, context: TokenArray, most: int, least: float) -> Path:
+        if not len(ends):
+            return NO_PATH
+        lengths = self._windows.lengths(text, ends, context).tolist()
+        return best_path(lengths, self._windows.following(text, ends), self._limits, self._num_drafts[most], least)
+
+
 def _latest(matches: NDArray[np.bool_]) -> Ends:
     """The last MAX_OCCURRENCES indices that match, or all. Where they are crowded, a look at the end is enough."""
     start = max(0, len(matches) - 8 * MAX_OCCURRENCES)
@@ -140,9 +168,9 @@ def best_path(lengths: Sequence[int], following: TokenArray, limits: Limits, num
         if most <= total:
             continue  # a probability is less than 1
         rows = [index for index, match in enumerate(lengths) if match >= length][-MAX_OCCURRENCES:]
-        if most * len(rows) > (total + _SAME) * (len(rows) + 1):
-            path = _follow(following[rows, :most].T.tolist(), length, limits.min_token_prob, total + _SAME)
-            if path.total > total + _SAME:
+        if most * len(rows) > (total + SAME_TOTAL) * (len(rows) + 1):
+            path = _follow(following[rows, :most].T.tolist(), length, limits.min_token_prob, total + SAME_TOTAL)
+            if path.total > total + SAME_TOTAL:
                 best, total = path, path.total
     return best
 

@@ -2,9 +2,10 @@
 
 import itertools
 import logging
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 from drafter_svc.cost import measure_draft_cost
 from drafter_svc.method import Ask, Drafts, build_method
-from drafter_svc.suffix import Suffix
-from drafter_svc.suffix_match import MAX_OCCURRENCES, Limits
+from drafter_svc.suffix import Search, Suffix
+from drafter_svc.suffix_compiled import CompiledSearch
+from drafter_svc.suffix_match import MAX_OCCURRENCES, NO_CONTEXT, NO_TOKEN, ArraySearch, Limits
+from drafter_svc.tokens import PaddedTokens
 from specwire.config import DrafterConfig
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus
@@ -140,9 +143,16 @@ LIMITS = st.builds(Limits, st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0, 1.
 TOKENS = st.one_of(st.lists(st.integers(0, 1), max_size=90), st.lists(st.integers(0, 4), max_size=60))
 
 
+def compiled(limits: Limits, k: int) -> Search:
+    return CompiledSearch(limits, k, max(limits.max_depth, k))
+
+
+@pytest.mark.parametrize("search", [ArraySearch, compiled])
 @given(context=TOKENS, outputs=st.lists(TOKENS, max_size=4), limits=LIMITS, k=st.integers(1, 7), cuts=st.lists(st.integers(0, 90)))
-def test_equals_brute_force_however_the_tokens_came(context: list[int], outputs: list[list[int]], limits: Limits, k: int, cuts: list[int]) -> None:
-    method = Suffix(limits, max_num_drafts=k)
+def test_equals_brute_force_however_the_tokens_came(
+    search: Callable[[Limits, int], Search], context: list[int], outputs: list[list[int]], limits: Limits, k: int, cuts: list[int]
+) -> None:
+    method = Suffix(limits, max_num_drafts=k, search=search(limits, k))
     for output in outputs:
         remember(method, output)
         method.catch_up(3)
@@ -157,6 +167,34 @@ def test_equals_brute_force_however_the_tokens_came(context: list[int], outputs:
     _, token_ids, scores = reference(context, outputs, k, limits)
     assert answer.token_ids == token_ids
     assert answer.scores == pytest.approx([float(score) for score in scores])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_both_searches_agree_on_long_texts(seed: int) -> None:
+    """Longer than what the compiled one compares at once."""
+    rng = np.random.default_rng(seed)
+    limits, size = Limits(24, 1.0, 0.1), int(rng.integers(500, 1500))
+    ids = {
+        0: rng.integers(0, 2, size), 1: rng.integers(0, 30, size), 2: (rng.random(size) < 0.03).astype(int), 3: np.arange(size) % 7,
+        4: np.concatenate([rng.permutation(40), np.tile(rng.permutation(300) + 40, 5)]), 5: rng.permutation(size),
+    }[seed]  # fmt: skip
+    text = PaddedTokens(24, NO_CONTEXT, NO_TOKEN)
+    plain, fast = ArraySearch(limits, 5), compiled(limits, 5)
+    num_drafted = 0
+    for token in ids.tolist():
+        text.append(np.array([token], dtype=np.int32))
+        expected, found = plain.own(text, 5), fast.own(text, 5)
+        assert found.token_ids == expected.token_ids, f"at {text.num_tokens}"
+        assert found.scores == pytest.approx(expected.scores)
+        num_drafted += len(found.token_ids)
+    assert (num_drafted > 500) == (seed != 5)
+
+
+def test_without_numba_the_slower_search_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "drafter_svc.suffix_compiled")
+    assert drafts(make(), [1, 2, 3, 1, 2]).token_ids == [3, 1]
+    assert "without numba; install specwire[engine]" in caplog.text
 
 
 def test_past_outputs_are_drafted_from_and_prompts_are_not() -> None:

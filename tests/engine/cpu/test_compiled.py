@@ -20,7 +20,7 @@ def test_code_is_kept_in_the_cache_directory_and_that_it_takes_time_is_said_once
         assert keep_compiled()
         assert keep_compiled()
     assert [str(path) for path in (tmp_path / "specwire" / "numba").iterdir()] == [numba.config.CACHE_DIR]
-    assert caplog.text.count("compiling passes in 4 bits") == 1
+    assert caplog.text.count("compiling code for this CPU") == 1
 
 
 def test_another_folder_goes_before(monkeypatch, tmp_path):
