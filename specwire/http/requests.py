@@ -137,7 +137,8 @@ class SamplingFields(Fields):
         if self.seed is None:
             return None
         if not -_NUM_SEEDS // 2 <= self.seed < _NUM_SEEDS:
-            raise Refusal(f"seed is {self.seed}, but must be from {-_NUM_SEEDS // 2} to {_NUM_SEEDS - 1}; choose one in that range", param="seed")
+            shown = str(self.seed) if abs(self.seed) < 10**40 else "an integer of more than 40 digits"
+            raise Refusal(f"seed is {shown}, but must be from {-_NUM_SEEDS // 2} to {_NUM_SEEDS - 1}; choose one in that range", param="seed")
         return self.seed % _NUM_SEEDS
 
 

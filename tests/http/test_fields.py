@@ -102,6 +102,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (PROMPT | {"max_completion_tokens": 0}, "max_completion_tokens", "from 1"),
     (PROMPT | {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "its other name"),
     (PROMPT | {"seed": 2**64}, "seed", "seed is 18446744073709551616"),
+    (PROMPT | {"seed": 10**4000}, "seed", "seed is an integer of more than 40 digits"),
     (PROMPT | {"stream_options": {"include_usage": True}}, "stream_options", "stream is not true"),
     (PROMPT | {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "stream_options.include_usage is 1"),
     (PROMPT | {"best_of": 2}, "best_of", "not supported"),
