@@ -106,14 +106,16 @@ class ProfileShapes:
 
 def profile_shapes(limits: ProfileLimits) -> ProfileShapes:
     """With graphs: every size in as many rows as may be, without and with context, sizes that are powers of two also in as few rows as may be,
-    and chunks of 2 x (K_max + 1) tokens and more. Without: one row of 1, 2, 4, ... tokens and of all that a step without chunks may have, one
+    and chunks of 2 x (K_max + 1) tokens and more. Without: one row of each number of tokens that a row with drafts may have, since kernels take
+    rows by tiles and the price of one more draft is no smooth curve, of powers of two beyond, and of all that a step without chunks may have; one
     of a token behind context, and 16 rows of a token."""
     return _graph_shapes(limits) if limits.graph_sizes else _plain_shapes(limits)
 
 
 def _plain_shapes(limits: ProfileLimits) -> ProfileShapes:
     most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_row_tokens, limits.num_blocks * limits.block_size)
-    sizes = [limits.few_rows(size) for size in dict.fromkeys([*_powers_of_two(1, most), most])]
+    few = min(limits.max_row_tokens, most, _NUM_ROWS)
+    sizes = [limits.few_rows(size) for size in dict.fromkeys([*range(1, few + 1), *_powers_of_two(few, most), most])]
     many = limits.many_rows(min(_NUM_ROWS, 1 << (most.bit_length() - 1)))
     rows = _pairs([(limits.few_rows(many.num_tokens), many)])
     contexts = _pairs([(sizes[0], limits.loaded(sizes[0]))])

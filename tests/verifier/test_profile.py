@@ -73,7 +73,7 @@ def test_with_graphs_every_size_is_measured_behind_two_contexts_and_chunks_apart
 def test_without_graphs_repeats_are_spread_over_the_time() -> None:
     machine = Machine(linear)
     cost = measure_verify_cost(machine, PLAIN, budget_s=1e9, clock=machine.clock)
-    assert (cost.num_tokens, cost.chunk_num_tokens) == ((1, 2, 4, 8, 16, 32, 48), ())
+    assert (cost.num_tokens, cost.chunk_num_tokens) == ((1, 2, 3, 4, 5, 6, 8, 16, 32, 48), ())
     assert (cost.max_graph_tokens, cost.max_graph_row_tokens) == (0, 0)
     assert all(machine.timed[i] != machine.timed[i + 1] for i in range(1, len(machine.timed) - 1))
 
@@ -144,7 +144,7 @@ def test_a_model_is_measured_and_leaves_no_trace(model: Decoder, on_rounds: bool
     runner = ModelRunner(model, KVCache(model.config, 16, model.dtype))
     rounds = RoundRunner(model, runner.kv_cache, RoundLimits(3, 2, 24, 64)) if on_rounds else None
     cost = profile_verifier(runner, rounds, limits, context_len=40)
-    assert cost.num_tokens == ((1, 2, 4, 8, 9, 16, 24) if on_rounds else (1, 2, 4, 8, 9))
+    assert cost.num_tokens == ((1, 2, 4, 8, 9, 16, 24) if on_rounds else (1, 2, 3, 4, 8, 9))
     assert cost.chunk_num_tokens == ((8, 16, 24) if on_rounds else ())
     assert min(cost.step_ms) > 0
     if rounds is not None:
