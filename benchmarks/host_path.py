@@ -77,17 +77,17 @@ async def _generate(channel: Any, pids: Sequence[int], num_seqs: int, num_steps:
     await run_batch(channel, prompts, _NUM_PROMPT_TOKENS)
     batches = []
     for _ in range(_NUM_BATCHES):
-        before, started = [_cpu_ms(pid) for pid in pids], time.perf_counter()
+        before, started = [cpu_ms(pid) for pid in pids], time.perf_counter()
         generated = await run_batch(channel, prompts, num_steps)
         wall_ms = (time.perf_counter() - started) * 1e3 / num_steps
         times = [time_ns for time_ns, _ in generated.arrivals]
         gap_ms = statistics.median(later - earlier for earlier, later in pairwise(times)) / 1e6
-        batches.append((gap_ms, wall_ms, *((_cpu_ms(pid) - cpu_ms) / num_steps for pid, cpu_ms in zip(pids, before, strict=True))))
+        batches.append((gap_ms, wall_ms, *((cpu_ms(pid) - earlier) / num_steps for pid, earlier in zip(pids, before, strict=True))))
     names = ("between answers", "batch a step", "verifier CPU", "coordinator CPU")
     return dict(zip(names, (round(statistics.median(values), 3) for values in zip(*batches, strict=True)), strict=True))
 
 
-def _cpu_ms(pid: int) -> float:
+def cpu_ms(pid: int) -> float:
     """User and system time of a process, in steps of its clock."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * 10.0

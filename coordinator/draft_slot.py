@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 _NAN = float("nan")
+_MAX_WAITS = 8
+"""Rounds between two asks while a drafter catches up: what is committed meanwhile can be computed with the first drafts."""
 NO_SCORES = array("f")
 """Shared by slots without drafts; never written."""
 
@@ -21,10 +23,12 @@ class DraftSlot:
     Attributes:
         drafts, confidences: of the last answer, equally many; a score that is NaN is none.
         group: what kind of drafts they are, once adaptive verification has asked for it.
+        num_waits: rounds that it was given for its last catching up; 0 = it has caught up. ask_round: it is not asked in rounds before this one.
         quality, grade: how good they were lately, and graded_step, the last one that said so (specwire.policy.grades).
     """
 
     __slots__ = (
+        "ask_round",
         "base_len",
         "confidences",
         "drafts",
@@ -39,6 +43,7 @@ class DraftSlot:
         "num_failures",
         "num_sent_tokens",
         "num_told_blocks",
+        "num_waits",
         "parent_round",
         "quality",
         "sequence",
@@ -54,6 +59,8 @@ class DraftSlot:
         self.num_told_blocks = 0
         self.num_asked = 0
         self.num_failures = 0
+        self.num_waits = 0
+        self.ask_round = 0
         self.parent_round = 0
         self.group = -1
         self.quality = _NAN
@@ -62,6 +69,12 @@ class DraftSlot:
         self.base_len = 0
         self.drafts: list[int] = []
         self.confidences = NO_SCORES
+
+    def wait(self, round_: int) -> None:
+        """It was catching up when it was asked for drafts of this round: it is asked again in the next one, then with ever longer breaks, since an
+        answer without drafts costs a step as much as one with them."""
+        self.num_waits = min(2 * self.num_waits or 1, _MAX_WAITS)
+        self.ask_round = round_ + self.num_waits
 
     def open(self) -> DraftOpen:
         sequence = self.sequence

@@ -191,11 +191,11 @@ def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int, choice: "Choice |
     take."""
     if not k or not any(link.is_usable for link in lane.links):
         return [0] * len(decodes)
-    num_drafts = []
+    num_drafts, next_round = [], lane.next_round
     graded = choice if choice is not None and choice.request.by_grade else None
     for sequence in decodes:
         place = sequence.draft_slot
-        if place is None or not place.link.is_usable:
+        if place is None or place.ask_round > next_round or not place.link.is_usable:
             num_drafts.append(0)
             continue
         if graded is not None:

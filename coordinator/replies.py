@@ -45,7 +45,7 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
             place.base_len = base_len
             place.drafts = drafts
             place.confidences = confidences or _NO_SCORE * len(drafts)
-            place.num_failures = 0
+            place.num_failures = place.num_waits = 0
 
 
 def _are_sane(rows: list[DraftRowResult], vocab_size: int) -> bool:
@@ -70,6 +70,7 @@ def _fail(link: "DraftLink", place: DraftSlot, status: RowStatus, error: str) ->
     sequence, lane = place.sequence, link.lane
     if status is RowStatus.CATCHING_UP:
         lane.counters.fallbacks["catching_up"] += 1
+        place.wait(lane.next_round)
         return
     lane.counters.fallbacks[f"drafter_{status.name.lower()}"] += 1
     lane.log.warning(

@@ -48,7 +48,7 @@ class RequestStream:
 
     def __init__(self, engine: Submitter, request: GenerateRequest) -> None:
         self._wake = asyncio.Event()
-        self._sink = RequestSink(request.sampling.n, lambda _: self._wake.set())
+        self._sink = RequestSink(request.sampling.n, lambda _: _set_soon(self._wake))
         self._handle = engine.submit(request, self._sink)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class SessionStream:
         self._max_update_bytes = max_update_bytes
         self._wake = asyncio.Event()
         self._live: dict[int, RequestHandle] = {}
-        self._outbox = Outbox(self._wake.set)
+        self._outbox = Outbox(partial(_set_soon, self._wake))
         self._pending: deque[tuple[int, RequestSink]] = deque()  # whatever is more than plain tokens
         self._refused: list[SessionEvent] = []
         self._has_room = asyncio.Event()
@@ -158,7 +158,7 @@ class SessionStream:
 
     def _add_pending(self, stream_id: int, sink: RequestSink) -> None:
         self._pending.append((stream_id, sink))
-        self._wake.set()
+        _set_soon(self._wake)
 
     def _take_update(self) -> SessionUpdate:
         deltas, num_bytes = self._outbox.take(self._max_update_bytes)
@@ -251,3 +251,9 @@ class BatchStream:
         choices = sorted((pending.to_delta() for pending in sink.take()), key=lambda choice: choice.index)
         self._results.append(BatchResult(index, choices, sink.error))
         self._wake.set()
+
+
+def _set_soon(event: asyncio.Event) -> None:
+    """A turn of the event loop later: the step that has these tokens asks for what comes next in the turn after this one, and its messages to
+    drafters and verifiers are not to wait until those to clients are packed."""
+    asyncio.get_running_loop().call_soon(event.set)

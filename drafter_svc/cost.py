@@ -19,6 +19,8 @@ _CHUNK_SHARE = 0.85
 """Of the time: until when more sequences are measured, more K, and larger chunks; the rest is the context's."""
 _MIN_CHUNK = 32
 _MIN_CHUNK_MS = 4.0
+_FLAT = 1.25
+"""A chunk that takes so many times what the smallest one takes does more work in the same time: a smaller one would delay replies as long."""
 _CALLS_PER_CHUNK = 2.0
 """A chunk may take so long, or so many of the smallest calls: coordinators wait 5 ms by default, and three times as long as a call should take, so
 that the answer to one that came during a chunk is still in time."""
@@ -114,7 +116,8 @@ def _measure_all_k(bench: CostBench, medians: _Medians) -> None:
 
 
 def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> int:
-    """Tokens: as many as `DraftProfile.chunk` says, _MIN_CHUNK at least; 0 for a method without background work."""
+    """Tokens: as many as `DraftProfile.chunk` says, _MIN_CHUNK at least, and all that cost no more than these; 0 for a method without background
+    work."""
     limit_ms = max(_MIN_CHUNK_MS, _CALLS_PER_CHUNK * smallest_call_ms)
     good, num_tokens, took_s = 0, min(most, _MIN_CHUNK), 0.0
     while num_tokens > good and 2 * took_s < bench.left_s(_CHUNK_SHARE):
@@ -123,6 +126,8 @@ def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> int:
         took_s = bench.spent_s - started_s
         if not times_ms or (good and min(times_ms) > limit_ms):
             break
+        if not good:
+            limit_ms = max(limit_ms, _FLAT * min(times_ms))
         good, num_tokens = num_tokens, min(2 * num_tokens, most)
     return good
 

@@ -22,8 +22,11 @@ from .method import Ask, Drafts
 
 logger = logging.getLogger(__name__)
 
-_MAX_INLINE_TOKENS = 16
-"""Tokens without KV that a sequence may have and still be drafted for at once; with more it waits for `catch_up`."""
+_MAX_INLINE_TOKENS = 2 * BLOCK_SIZE
+"""Tokens without KV that a sequence may have and still be drafted for at once; with more it waits for `catch_up`. A prompt that the prefix cache
+has whole misses up to a block, and then what is committed until the first ask."""
+_MAX_INLINE_TOKENS_OF_ALL = 1024
+"""The same of all sequences of one call together, counting those that miss more than a step commits: the others wait for their drafts, too."""
 _OLDEST_SHARE = 4
 """One part in so many of a background chunk goes to the sequence that waits longest."""
 _new = tuple.__new__
@@ -85,7 +88,8 @@ class DraftModel:
         self._vocab_size = vocab_size or config.vocab_size
         self._forward = forward
         self._blocks = BlockManager(num_blocks)
-        self._max_inline = max(_MAX_INLINE_TOKENS, max_num_drafts + 1)
+        self._max_step = max_num_drafts + 1
+        self._max_inline = max(_MAX_INLINE_TOKENS, self._max_step)
         self._sequences: dict[int, _Sequence] = {}
         self._behind: dict[int, None] = {}  # an ordered set: sequences that wait for `catch_up`, next one first
         self._description = ServiceDescription(
@@ -142,7 +146,7 @@ class DraftModel:
             sequence.fed_drafts = []
         known = sequence.token_ids
         known += token_ids
-        if len(known) - sequence.num_computed > self._max_inline or len(known) >= self._max_model_len:
+        if len(known) - sequence.num_computed > self._max_step or len(known) >= self._max_model_len:
             self._note_if_behind(seq_id)
 
     def close(self, seq_id: int) -> None:
@@ -152,7 +156,12 @@ class DraftModel:
 
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         """One forward pass a draft position over all sequences that get that many; the first also computes what was committed since."""
-        plans = [self._plan(ask) for ask in asks]
+        plans, num_inline = list[DraftRow | Drafts](), 0
+        for ask in asks:
+            plan = self._plan(ask, _MAX_INLINE_TOKENS_OF_ALL - num_inline)
+            plans.append(plan)
+            if isinstance(plan, DraftRow) and len(plan.token_ids) > self._max_step:
+                num_inline += len(plan.token_ids)
         rows = [plan for plan in plans if isinstance(plan, DraftRow)]
         drafts = self._draft(rows) if rows else []
         if len(rows) == len(plans):
@@ -204,11 +213,16 @@ class DraftModel:
         num_tokens = len(sequence.token_ids)
         if num_tokens >= self._max_model_len:
             self._behind.pop(seq_id, None)
-        elif num_tokens - sequence.num_computed > self._max_inline:
+        elif num_tokens - sequence.num_computed > self._max_step:
+            # Also what could be computed with the first drafts: before they are asked for it delays nobody.
             self._behind.setdefault(seq_id)
 
-    def _plan(self, ask: Ask) -> DraftRow | Drafts:
-        """What is computed for a sequence now, with blocks for it, or the answer where it gets no drafts."""
+    def _plan(self, ask: Ask, most_inline: int) -> DraftRow | Drafts:
+        """What is computed for a sequence now, with blocks for it, or the answer where it gets no drafts.
+
+        Args:
+            most_inline: tokens that may be missing, if they are more than a step commits.
+        """
         seq_id, num_drafts = ask
         sequence = self._sequences[seq_id]
         known = sequence.token_ids
@@ -217,7 +231,7 @@ class DraftModel:
         if num_drafts <= 0 or num_tokens == 0:
             return Drafts(RowStatus.OK)
         num_missing = num_tokens - sequence.num_computed
-        if num_missing > self._max_inline:
+        if num_missing > self._max_step and num_missing > min(self._max_inline, most_inline):
             starved = self._blocks.num_missing_blocks(seq_id, num_tokens) > self._blocks.num_free_blocks
             return Drafts(RowStatus.OUT_OF_BLOCKS if starved else RowStatus.CATCHING_UP)
         # The last draft is never fed, so that it needs no KV.

@@ -129,6 +129,17 @@ async def test_drafter_that_catches_up() -> None:
         assert counters.num_accepted_tokens == counters.num_draft_tokens > 100
 
 
+async def test_drafter_that_catches_up_is_asked_with_ever_longer_breaks() -> None:
+    async with Cluster(drafters=[DrafterScript(num_catch_up_rounds=6)], min_draft_wait_ms=1000) as cluster:
+        running = (await cluster.all_there()).submit(PROMPTS[1], max_tokens=120, seed=3)
+        await running.check()
+        counters, stats = cluster.engine.counters, running.sink.choices[0].spec_stats
+        assert counters.fallbacks["catching_up"] == 6
+        assert stats is not None
+        # Asked in the first round behind the prompt, then 1, 2, 4, 8, 8 and 8 rounds later.
+        assert stats.num_steps - stats.num_drafts == 1 + sum((1, 2, 4, 8, 8, 8))
+
+
 async def test_two_drafters() -> None:
     async with Cluster(drafters=[DrafterScript(), DrafterScript(acceptance=0.5, instance_id="other")], min_draft_wait_ms=1000) as cluster:
         running = submit_all(await cluster.all_there())

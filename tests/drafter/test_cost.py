@@ -215,3 +215,17 @@ def test_chunks_are_as_large_as_replies_can_wait_for(ms_per_token: float, most: 
 
 def test_no_background_work_has_no_chunks() -> None:
     assert TimedMethod(linear).measure(budget_s=100).chunk == 0
+
+
+@pytest.mark.parametrize(("floor_ms", "expected"), [(0.0, 256), (8.0, 128), (30.0, 512)])
+def test_a_chunk_is_no_smaller_than_what_takes_as_long(floor_ms: float, expected: int) -> None:
+    """Launches take floor_ms of any chunk: with 32 tokens it is as long as with all that are done in a quarter more."""
+
+    class FlooredMethod(ChunkMethod):
+        def catch_up(self, budget: int) -> int:
+            computed = super().catch_up(budget)
+            self.now_s += floor_ms / 1e3 if computed else 0.0
+            return computed
+
+    method = FlooredMethod(0.01, max_num_seqs=4)
+    assert measure_draft_cost(method, budget_s=100, chunk=1024, clock=method.clock).chunk == expected

@@ -117,10 +117,10 @@ def test_small_gaps_are_closed_in_the_round_itself(make: Make, texts: list[list[
     method = make()
     lives = begin_all(method, texts)
     step(method, lives, 3)
-    # The last draft and the token after it have no KV yet either: 16 are missing.
-    decode_plainly(method, lives, 14, in_one_commit=True)
+    # The last draft and the token after it have no KV yet either: 32 are missing.
+    decode_plainly(method, lives, 30, in_one_commit=True)
     step(method, lives, 3)
-    decode_plainly(method, lives, 15, in_one_commit=True)
+    decode_plainly(method, lives, 31, in_one_commit=True)
     assert {drafts.status for drafts in method.propose([Ask(life.seq_id, 3) for life in lives])} == {RowStatus.CATCHING_UP}
 
 
@@ -290,7 +290,7 @@ def test_an_empty_sequence_gets_no_drafts_until_it_has_a_token(make: Make) -> No
 def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones(make: Make) -> None:
     method = make()
     method.open(0, open_request(tokens(400)))
-    method.open(1, open_request(tokens(30, seed=1)))
+    method.open(1, open_request(tokens(40, seed=1)))
     method.open(2, open_request(tokens(9, seed=2)))
     assert [drafts.status for drafts in method.propose([Ask(0, 2), Ask(1, 2), Ask(2, 2)])] == [
         RowStatus.CATCHING_UP, RowStatus.CATCHING_UP, RowStatus.OK,
@@ -300,7 +300,7 @@ def test_long_prompts_catch_up_in_chunks_and_do_not_hold_up_short_ones(make: Mak
     chunks = []
     while computed := method.catch_up(64):
         chunks.append(computed)
-    assert chunks == [64] * 5 + [399 - (64 - 29) - 320]
+    assert chunks == [64] * 5 + [399 - (64 - 39) - 320]
     assert method.propose([Ask(0, 2)])[0].status is RowStatus.OK
 
 
@@ -320,7 +320,7 @@ def test_the_shortest_prompts_can_be_drafted_for_first_and_none_waits_for_ever(m
             newcomer = 5 + number // 2
             method.open(newcomer, open_request(tokens(49, seed=newcomer)))
         method.check_integrity()
-    assert [ready_after[seq_id] for seq_id in range(1, 5)] == [2, 4, 6, 10]
+    assert [ready_after[seq_id] for seq_id in range(1, 5)] == [1, 3, 5, 7]
     assert ready_after[0] <= -(-299 // 16), "short ones that keep coming must not keep the oldest one waiting"
 
 
@@ -333,6 +333,39 @@ def test_a_reopened_sequence_finds_its_prefix_in_the_cache(make: Make) -> None:
     assert method.propose([Ask(0, 1)])[0].status is RowStatus.OK
 
 
+@pytest.mark.parametrize("is_caught_up", [False, True])
+def test_a_prompt_of_whole_blocks_that_is_cached_is_drafted_for_at_once(make: Make, is_caught_up: bool) -> None:
+    """A block of it is computed again; before the first drafts are asked for, if there is time."""
+    method = make()
+    for seq_id in range(3):
+        method.open(seq_id, open_request(tokens(64, seed=seq_id)))
+    catch_up(method)
+    for seq_id in range(3):
+        method.close(seq_id)
+        method.open(seq_id, open_request(tokens(64, seed=seq_id)))
+    if is_caught_up:
+        catch_up(method)
+    before = method.counts.num_tokens
+    for seq_id in range(3):
+        method.append(seq_id, [5])
+    assert {drafts.status for drafts in method.propose([Ask(seq_id, 1) for seq_id in range(3)])} == {RowStatus.OK}
+    assert method.counts.num_tokens - before == 3 * (2 if is_caught_up else 17)
+    assert not method.catch_up(64), "nothing is left to compute"
+
+
+def test_what_is_computed_with_first_drafts_is_bounded_over_all_sequences(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drafter_svc.draft_model._MAX_INLINE_TOKENS_OF_ALL", 100)
+    method = make()
+    lengths = (32, 32, 1, 32, 32, 1)
+    for seq_id, length in enumerate(lengths):
+        method.open(seq_id, open_request(tokens(length, seed=seq_id)))
+    asks = [Ask(seq_id, 1) for seq_id in range(len(lengths))]
+    statuses = [drafts.status for drafts in method.propose(asks)]
+    assert statuses == [RowStatus.OK] * 4 + [RowStatus.CATCHING_UP, RowStatus.OK]
+    catch_up(method)
+    assert {drafts.status for drafts in method.propose(asks)} == {RowStatus.OK}
+
+
 def test_one_forward_pass_a_draft_position_over_all_sequences(make: Make, texts: list[list[int]]) -> None:
     method = make()
     lives = begin_all(method, texts)
@@ -340,13 +373,12 @@ def test_one_forward_pass_a_draft_position_over_all_sequences(make: Make, texts:
     method.propose([Ask(life.seq_id, k) for life, k in zip(lives, (1, 2, 3, 5, 5), strict=True)])
     counts = method.counts
     num_passes = counts.num_graph_passes + counts.num_eager_passes - before.num_graph_passes - before.num_eager_passes
-    # The first pass computes what has no KV: all of the two short prompts, the last token of the others. In a graph no row has 16 tokens.
-    first = 1 + 16 + 1 + 1 + 1
+    first = len(lives)  # the first pass computes what has no KV: the last token of each
     assert counts.num_tokens - before.num_tokens == first + 4 + 3 + 2 + 2
     if counts.num_graph_passes:
-        assert num_passes == 6
-        assert counts.num_eager_passes - before.num_eager_passes == 1
-        assert counts.num_padded_tokens - before.num_padded_tokens == 15 + 8 + 4 + 4 + 2 + 2
+        assert num_passes == 5
+        assert counts.num_eager_passes == before.num_eager_passes
+        assert counts.num_padded_tokens - before.num_padded_tokens == 8 + 4 + 4 + 2 + 2
     else:
         assert num_passes == 5
         assert counts.num_padded_tokens == counts.num_tokens
