@@ -2,8 +2,8 @@
 
 python -m benchmarks.draft_path [--sequences N ...] [--slowdown X]
 
-Everything is real but for the models. Prompts are sent twice: first new, then as both prefix caches have them. On a machine with few cores the services
-are slow, and the devices are made slower, too, by a factor; what belongs to devices is given divided by it, hops and CPU time as they are.
+Everything is real but for the models. Prompts are sent twice: first new, then as both prefix caches have them. On a machine with few cores the
+services are slow, and the devices are made slower, too, by a factor; what belongs to devices is given divided by it, hops and CPU time as they are.
 """
 
 import argparse

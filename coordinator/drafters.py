@@ -48,6 +48,7 @@ class Drafter:
         self.needs_features = False
         self.times = ReplyTimes()
         self.curve = DraftCurve(())
+        self._chunk_s = 0.0
         self._min_wait_s = config.min_draft_wait_ms / 1000
         self._window = config.speculative_config.max_model_len or sys.maxsize
         self.description: ServiceDescription | None = None
@@ -70,6 +71,7 @@ class Drafter:
         self.description = description
         self.max_num_seqs = description.max_num_seqs or sys.maxsize
         self.max_drafts = description.max_num_draft_tokens or sys.maxsize
+        self._chunk_s = description.draft_chunk_ms / 1000
         self.needs_features = bool(description.feature_sets)
         self.window = min(self._window, description.max_model_len or sys.maxsize)
         if description.instance_id != self._instance_id:
@@ -78,8 +80,8 @@ class Drafter:
             self.curve = DraftCurve(description.draft_cost, description.draft_ms_per_kv_token)
 
     def wait_s(self, num_draft_tokens: int, num_sequences: int) -> float:
-        """How long a step may wait for an answer."""
-        return max(self._min_wait_s, _WAIT_FACTOR * self.times.predict(num_draft_tokens, num_sequences))
+        """How long a step may wait for an answer: one that comes behind a chunk of the drafter's background work is no late one."""
+        return max(self._min_wait_s, _WAIT_FACTOR * self.times.predict(num_draft_tokens, num_sequences)) + self._chunk_s
 
 
 async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:

@@ -36,11 +36,13 @@ class DraftProfile(NamedTuple):
         costs: by K and sequences, without context to speak of.
         ms_per_kv_token: what each token of context adds to each draft position.
         chunk: most tokens of background work that delay a reply no longer than it is waited for; 0 = not known.
+        chunk_ms: what so many take.
     """
 
     costs: tuple[DraftCost, ...] = ()
     ms_per_kv_token: float = 0.0
     chunk: int = 0
+    chunk_ms: float = 0.0
 
 
 def measure_draft_cost(
@@ -59,14 +61,14 @@ def measure_draft_cost(
         clock: seconds.
     """
     bench, medians = CostBench(method, budget_s, chunk, clock), _Medians()
-    ms_per_kv_token, good_chunk = 0.0, 0
+    ms_per_kv_token, good_chunk, good_ms = 0.0, 0, 0.0
     try:
         bench.begin()
         _measure_sizes(bench, medians)
         _measure_all_k(bench, medians)
         bench.close()
         if medians:
-            good_chunk = _measure_chunk(bench, chunk, medians[1, 1])
+            good_chunk, good_ms = _measure_chunk(bench, chunk, medians[1, 1])
             ms_per_kv_token = _measure_context(bench, context_len, medians)
     finally:
         bench.close()
@@ -76,7 +78,7 @@ def measure_draft_cost(
         bench.spent_s, len({cost.num_sequences for cost in costs}), max((cost.num_sequences for cost in costs), default=0),
         len({cost.num_draft_tokens for cost in costs}), bench.most, ms_per_kv_token, good_chunk,
     )  # fmt: skip
-    return DraftProfile(costs, ms_per_kv_token, good_chunk)
+    return DraftProfile(costs, ms_per_kv_token, good_chunk, good_ms)
 
 
 def _measure(bench: CostBench, medians: _Medians, num_seqs: int, ks: Sequence[int]) -> bool:
@@ -115,11 +117,11 @@ def _measure_all_k(bench: CostBench, medians: _Medians) -> None:
                 return
 
 
-def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> int:
-    """Tokens: as many as `DraftProfile.chunk` says, _MIN_CHUNK at least, and all that cost no more than these; 0 for a method without background
+def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> tuple[int, float]:
+    """Tokens, and their milliseconds: as many as `DraftProfile.chunk` says, _MIN_CHUNK at least, and all that cost no more than these; 0 for a method without background
     work."""
     limit_ms = max(_MIN_CHUNK_MS, _CALLS_PER_CHUNK * smallest_call_ms)
-    good, num_tokens, took_s = 0, min(most, _MIN_CHUNK), 0.0
+    good, good_ms, num_tokens, took_s = 0, 0.0, min(most, _MIN_CHUNK), 0.0
     while num_tokens > good and 2 * took_s < bench.left_s(_CHUNK_SHARE):
         started_s = bench.spent_s
         times_ms = [ms for ms in (bench.chunk_ms(num_tokens), bench.chunk_ms(num_tokens)) if ms is not None]  # one of them may be slow once
@@ -128,8 +130,8 @@ def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> int:
             break
         if not good:
             limit_ms = max(limit_ms, _FLAT * min(times_ms))
-        good, num_tokens = num_tokens, min(2 * num_tokens, most)
-    return good
+        good, good_ms, num_tokens = num_tokens, min(times_ms), min(2 * num_tokens, most)
+    return good, good_ms
 
 
 def _measure_context(bench: CostBench, context_len: int, medians: _Medians) -> float:

@@ -177,6 +177,7 @@ class _Servicer(pb_grpc.DrafterServiceServicer):
             build=build_version(),
             draft_cost=self._worker.profile.costs,
             draft_ms_per_kv_token=self._worker.profile.ms_per_kv_token,
+            draft_chunk_ms=self._worker.profile.chunk_ms,
             max_message_bytes=self._max_message_bytes,
         )
 

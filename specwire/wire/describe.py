@@ -24,7 +24,7 @@ def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
         **{name: getattr(d, name) for name in _DESCRIPTION_FIELDS},
         feature_sets=[pb.FeatureSet(name=f.name, hash=f.hash, layer_ids=f.layer_ids, width=f.width, dtype=f.dtype) for f in d.feature_sets],
         verify_cost=pack_verify_cost(d.verify_cost),
-        draft_cost=pack_draft_cost(d.draft_cost, d.draft_ms_per_kv_token),
+        draft_cost=pack_draft_cost(d.draft_cost, d.draft_ms_per_kv_token, d.draft_chunk_ms),
         eos_token_ids=pack_int32(d.eos_token_ids),
     )
 
@@ -39,6 +39,7 @@ def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
         draft_cost=unpack_draft_cost(message.draft_cost),
         eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "eos_token_ids")),
         draft_ms_per_kv_token=message.draft_cost.ms_per_kv_token,
+        draft_chunk_ms=message.draft_cost.chunk_ms,
     )
 
 
@@ -55,17 +56,18 @@ def pack_verify_cost(cost: VerifyCost) -> pb.VerifyCostTable:
     )
 
 
-def pack_draft_cost(costs: Sequence[DraftCost], ms_per_kv_token: float) -> pb.DraftCostTable:
+def pack_draft_cost(costs: Sequence[DraftCost], ms_per_kv_token: float, chunk_ms: float = 0.0) -> pb.DraftCostTable:
     return pb.DraftCostTable(
         num_draft_tokens=pack_int32(cost.num_draft_tokens for cost in costs),
         num_sequences=pack_int32(cost.num_sequences for cost in costs),
         draft_ms=pack_float32(cost.draft_ms for cost in costs),
         ms_per_kv_token=ms_per_kv_token,
+        chunk_ms=chunk_ms,
     )
 
 
 def unpack_draft_cost(message: pb.DraftCostTable) -> tuple[DraftCost, ...]:
-    """Without ms_per_kv_token, which stands by itself."""
+    """Without ms_per_kv_token and chunk_ms, which stand by themselves."""
     columns = unpack_columns(
         ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"),
         [

@@ -59,6 +59,13 @@ def test_a_hung_reply_counts_as_twice_its_wait_at_most() -> None:
     assert all(wait <= 6 * before for wait, before in zip(waits[1:], waits, strict=False))
 
 
+@pytest.mark.parametrize(("chunk_ms", "seconds"), [(0.0, 0.018), (7.0, 0.025)])
+async def test_background_work_at_the_drafter_is_waited_for(chunk_ms: float, seconds: float) -> None:
+    async with Cluster(drafters=[DrafterScript(draft_cost=COSTS, draft_chunk_ms=chunk_ms)], min_draft_wait_ms=5) as cluster:
+        await cluster.all_there()
+        assert cluster.engine.lanes[0].links[0].drafter.wait_s(5, 1) == pytest.approx(seconds)
+
+
 async def test_a_drafter_that_hangs_each_time_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that grows with every late answer ends as long as the answers are late: each step would take that long."""
     monkeypatch.setattr("coordinator.asked_round.HUNG_S", 0.02)

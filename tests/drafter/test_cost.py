@@ -228,4 +228,6 @@ def test_a_chunk_is_no_smaller_than_what_takes_as_long(floor_ms: float, expected
             return computed
 
     method = FlooredMethod(0.01, max_num_seqs=4)
-    assert measure_draft_cost(method, budget_s=100, chunk=1024, clock=method.clock).chunk == expected
+    profile = measure_draft_cost(method, budget_s=100, chunk=1024, clock=method.clock)
+    assert profile.chunk == expected
+    assert profile.chunk_ms == pytest.approx(floor_ms + expected * 0.01)

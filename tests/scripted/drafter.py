@@ -48,6 +48,7 @@ class DrafterScript:
     garbage: tuple[str, ...] = ()
     delay_s: float | Callable[[DraftRound], float] = 0.0
     draft_cost: tuple[DraftCost, ...] = ()
+    draft_chunk_ms: float = 0.0
     score: Callable[[bool, int], float | None] = lambda is_right, position: 0.5
     tells_times: bool = False
     max_message_bytes: int = 64 << 20
@@ -93,6 +94,7 @@ class ScriptedDrafter:
             model_id="scripted-draft", instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, tokenizer_fingerprint=script.tokenizer_fingerprint,
             method=script.method, draft_cost=script.draft_cost, max_message_bytes=script.max_message_bytes, feature_sets=script.feature_sets,
+            draft_chunk_ms=script.draft_chunk_ms,
         )  # fmt: skip
 
     def open_session(self) -> DraftSession:
