@@ -118,8 +118,8 @@ def _measure_all_k(bench: CostBench, medians: _Medians) -> None:
 
 
 def _measure_chunk(bench: CostBench, most: int, smallest_call_ms: float) -> tuple[int, float]:
-    """Tokens, and their milliseconds: as many as `DraftProfile.chunk` says, _MIN_CHUNK at least, and all that cost no more than these; 0 for a method without background
-    work."""
+    """Tokens, and their milliseconds: as many as `DraftProfile.chunk` says, _MIN_CHUNK at least, and all that cost no more than these; 0 for a
+    method without background work."""
     limit_ms = max(_MIN_CHUNK_MS, _CALLS_PER_CHUNK * smallest_call_ms)
     good, good_ms, num_tokens, took_s = 0, 0.0, min(most, _MIN_CHUNK), 0.0
     while num_tokens > good and 2 * took_s < bench.left_s(_CHUNK_SHARE):
