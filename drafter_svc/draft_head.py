@@ -55,6 +55,7 @@ class Features(FeatureNotes, Protocol):
 class _Sequence:
     token_ids: list[int]
     is_made_up: bool  # for a measurement: there is no target, and any features do
+    temperature: float  # of the request, whatever the drafts' own; 0 = greedy
 
 
 class _Plan(NamedTuple):
@@ -128,7 +129,8 @@ class DraftHead:
         self._check_ids(request.token_ids)
         check_choice(request.choice)
         params, shift = request.sampling, self._forward.shift
-        self._sequences[seq_id] = _Sequence(list(request.token_ids), request.tenant_cache_key == MEASUREMENT_TENANT)
+        asked = 0.0 if params.is_greedy else params.temperature
+        self._sequences[seq_id] = _Sequence(list(request.token_ids), request.tenant_cache_key == MEASUREMENT_TENANT, asked)
         temperature = 0.0 if self._greedy or params.is_greedy else params.temperature / self._sharpness
         self._forward.open(seq_id, DraftSampling(temperature, request.noise_key, request.choice))
         # A row is made of the tokens up to `shift` behind its position: those before the first row's own are part of the key.
@@ -250,7 +252,7 @@ class DraftHead:
             self._behind.pop(row.slot, None)
         scores = [drafted.probs for drafted in drafts]
         if self._calibration is not None:
-            scores = self._calibration(scores)
+            scores = self._calibration(scores, [self._sequences[row.slot].temperature for row in rows])
         return [Drafts(RowStatus.OK, drafted.token_ids, row) for drafted, row in zip(drafts, scores, strict=True)]
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
