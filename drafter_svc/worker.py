@@ -28,6 +28,10 @@ _MAX_FAULTS = 5
 _MAX_BATCHES_BEFORE_CHUNK = 4
 """Batches in a row that may delay waiting background work: rounds of many lanes must not starve new sequences."""
 
+_ANSWER_S = 0.001
+"""What the event loop is given to send a batch's answers before background work begins: launches from Python keep the interpreter for themselves for
+milliseconds."""
+
 
 class _Job(NamedTuple):
     """A message of a session, or, without one, its end."""
@@ -128,6 +132,7 @@ class Worker:
             if jobs:
                 self._serve(method, jobs)
                 is_behind, num_batches = True, num_batches + 1
+                self._let_answers_out()
             if is_behind and (not self._jobs or num_batches >= _MAX_BATCHES_BEFORE_CHUNK):
                 is_behind, num_batches = self._catch_up(method), 0
         for session in self._sessions:
@@ -159,6 +164,12 @@ class Worker:
                 if job.message is not None and job.message.rows:
                     with_rows.add(job.session)
             return jobs
+
+    def _let_answers_out(self) -> None:
+        """Sleeps for a moment, or until there is a job."""
+        with self._wake:
+            if not self._jobs and not self._stopping:
+                self._wake.wait(_ANSWER_S)
 
     def _serve(self, method: Method, jobs: list[_Job]) -> None:
         started_ns = time.time_ns()

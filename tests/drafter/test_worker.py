@@ -119,6 +119,26 @@ def test_rounds_come_before_background_work_but_do_not_starve_it() -> None:
     assert positions[:2] == [4, 9], method.log
 
 
+def test_answers_are_sent_before_background_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker sleeps behind a batch, so that the event loop gets the interpreter; a round that comes meanwhile is served at once."""
+    monkeypatch.setattr("drafter_svc.worker._ANSWER_S", 60.0)
+    method = GatedMethod()
+    method.gate.set()
+    harness = Harness(method)
+    session, inbox = harness.session("a")
+    method.num_behind = 1
+    harness.worker.submit(session, first_round(), 0)
+    result(inbox)
+    harness.worker.submit(session, DraftRound(1, 0, 2, rows=[DraftRow(0, 1, 2, 1)]), 0)
+    result(inbox)
+    assert method.log == ["propose", "propose"]
+    monkeypatch.setattr("drafter_svc.worker._ANSWER_S", 0.001)
+    harness.worker.submit(session, DraftRound(1, 0, 3, rows=[DraftRow(0, 1, 2, 1)]), 0)
+    assert method.caught_up.wait(10)
+    assert method.log == ["propose", "propose", "propose", "chunk"]
+    harness.stop()
+
+
 def test_background_work_goes_on_without_rounds() -> None:
     method = GatedMethod()
     harness = Harness(method)
