@@ -90,15 +90,8 @@ class HeadSampler:
         """
         sampling, vocabulary = [self._sampling[slot] for slot in slots], self._vocabulary
         temperatures, keys, choices = [one.temperature for one in sampling], [one.key for one in sampling], [one.choice for one in sampling]
-        if columns is not None:
-            token_ids = columns if vocabulary.target_ids is None else vocabulary.target_ids[columns]
-            return sample_draft_among(token_ids, logits, temperatures=temperatures, keys=keys, indices=indices, choices=choices)
-        return sample_draft(
-            logits,
-            temperatures=temperatures,
-            keys=keys,
-            indices=indices,
-            choices=choices,
-            target_ids=vocabulary.target_ids,
-            target_vocab_size=vocabulary.size,
-        )
+        if columns is not None or vocabulary.target_ids is not None:
+            token_ids = columns if vocabulary.target_ids is None else vocabulary.target_ids if columns is None else vocabulary.target_ids[columns]
+            assert token_ids is not None, "neither columns nor ids"
+            return sample_draft_among(token_ids.expand_as(logits), logits, temperatures=temperatures, keys=keys, indices=indices, choices=choices)
+        return sample_draft(logits, temperatures=temperatures, keys=keys, indices=indices, choices=choices)

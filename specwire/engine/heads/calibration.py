@@ -91,7 +91,7 @@ def read_calibration(config: HeadConfig) -> LogisticCalibration | None:
     fits: dict[float, Weights] = {}
     for fit in sampled:
         its, temperature = _read_weights(fit), fit.get("temperature") if isinstance(fit, dict) else None
-        if its is None or len(its) != len(weights) or not _is_number(temperature) or not temperature > max(fits, default=0.0):
+        if its is None or len(its) != len(weights) or not isinstance(temperature, (int, float)) or not temperature > max(fits, default=0.0):
             raise _wrong(config, raw)
         fits[float(temperature)] = its
     return LogisticCalibration(weights, fits)
