@@ -77,10 +77,10 @@ class ServiceDescription:
     rejection_sample_method: str = "strict"
     draft_ms_per_kv_token: float = 0.0
     """Of a drafter, beside draft_cost: milliseconds that each token of context adds to each draft position."""
-    draft_chunk_ms: float = 0.0
-    """Of a drafter: milliseconds of a chunk of background work, which an answer may have to wait for; 0 = none, or not known."""
     weights: str = ""
     """Format in which the linear layers' weights are kept: int4, int8, bf16 or fp32; empty where nothing is known of it."""
+    draft_chunk_ms: float = 0.0
+    """Of a drafter: milliseconds of a chunk of background work, which an answer may have to wait for; 0 = none, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

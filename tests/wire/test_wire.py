@@ -104,7 +104,7 @@ def test_description_round_trip():
     message = m.ServiceDescription(
         "id", "i", 49152, 8192, 5, 16, "w", "f", "bfloat16", "1", "cpu", 16, 100, (1, 2), (m.FeatureSet("eagle3", "h", (2, 15), 576, "bfloat16"),),
         m.VerifyCost((1, 8), (1.5, 2.5), 0.5, 0.25, 8, 6, (16, 32), (4.5, 8.5)), (m.DraftCost(5, 1, 0.5),), "0.1.0", "ngram", (2,), 512, 1 << 20,
-        True, "synthetic", 0.125,
+        True, "synthetic", 0.125, draft_chunk_ms=6.5,
     )  # fmt: skip
     assert through(message, describe.pack_description, describe.unpack_description) == message
 
