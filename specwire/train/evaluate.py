@@ -12,7 +12,7 @@ from specwire.train.deadline import Deadline
 from specwire.train.heads import Head
 from specwire.train.target import Target
 
-_TOKENS_AT_ONCE = 4096
+TOKENS_AT_ONCE = 4096
 _MIN_FIT = 200
 """Drafts of a position that a fit of its own needs; with fewer it has the one of all positions."""
 
@@ -90,7 +90,7 @@ def evaluate(head: Head, target: Target, source: BatchSource, num_drafts: int, d
     """
     sequences = source.sequences
     held_out = np.flatnonzero(sequences.is_held_out)
-    plan = plan_batches(sequences.lengths[held_out], _TOKENS_AT_ONCE, source.pad_to, np.random.default_rng(0))
+    plan = plan_batches(sequences.lengths[held_out], TOKENS_AT_ONCE, source.pad_to, np.random.default_rng(0))
     greedy, sampled = _Tally(num_drafts), _Tally(num_drafts)
     observations: list[np.ndarray] = []  # [N, 6]: sequence, position, three signals, accepted
     for chosen in plan:
@@ -99,19 +99,19 @@ def evaluate(head: Head, target: Target, source: BatchSource, num_drafts: int, d
         batch = source.batch(rows)
         with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
             drafted = head.drafts(batch)
-        accepted = _num_accepted(batch, drafted.tokens).cpu().numpy()
+        accepted = num_accepted(batch, drafted.tokens).cpu().numpy()
         signals = drafted.signals.float().cpu().numpy()
         for index, row in enumerate(rows.tolist()):
             first, last = int(sequences.prompt_lens[row]), int(sequences.lengths[row]) - 1
-            places = _walk(accepted[index], first, last)
+            places = walk(accepted[index], first, last)
             is_greedy = bool(sequences.is_greedy[row])
             (greedy if is_greedy else sampled).add(last - first, accepted[index, places])
             if is_greedy:
-                observations += [_observe(row, place, last, accepted[index, place], signals[index, place]) for place in places]
+                observations += [observe(row, place, last, accepted[index, place], signals[index, place]) for place in places]
     return Evaluation(greedy.walk(), sampled.walk(), **_calibrate(np.concatenate(observations) if observations else np.zeros((0, 6)), num_drafts))
 
 
-def _num_accepted(batch: Batch, drafts: torch.Tensor) -> torch.Tensor:
+def num_accepted(batch: Batch, drafts: torch.Tensor) -> torch.Tensor:
     """[B, L]: how many of the drafts behind each token [B, L, K] are what follows in the answer."""
     padded = torch.nn.functional.pad(batch.tokens, (0, drafts.shape[-1]), value=-1)
     following = padded.unfold(1, drafts.shape[-1], 1)[:, 1:]  # [B, L, K]
@@ -120,7 +120,7 @@ def _num_accepted(batch: Batch, drafts: torch.Tensor) -> torch.Tensor:
     return matches.long().cumprod(-1).sum(-1)
 
 
-def _walk(accepted: np.ndarray, first: int, last: int) -> list[int]:
+def walk(accepted: np.ndarray, first: int, last: int) -> list[int]:
     """Where steps begin: at the first token of the answer, then behind accepted drafts and the next token, until the last token is known."""
     places = []
     while first < last:
@@ -129,7 +129,7 @@ def _walk(accepted: np.ndarray, first: int, last: int) -> list[int]:
     return places
 
 
-def _observe(row: int, place: int, last: int, accepted: int, signals: np.ndarray) -> np.ndarray:
+def observe(row: int, place: int, last: int, accepted: int, signals: np.ndarray) -> np.ndarray:
     """A row for each draft whose outcome is known: those accepted, and the first that was not."""
     count = min(accepted + 1, len(signals), last - place)
     outcome = np.arange(count) < accepted
@@ -144,7 +144,7 @@ def _calibrate(observations: np.ndarray, num_drafts: int) -> dict[str, Any]:
     predicted = {}
     fits: list[np.ndarray] = []
     for name, inputs in (("wide", signals), ("narrow", signals[:, :1])):
-        fits = _fit_positions(inputs[is_fit], position[is_fit], accepted[is_fit], num_drafts)
+        fits = fit_positions(inputs[is_fit], position[is_fit], accepted[is_fit], num_drafts)
         weights = np.stack(fits)[position[tested].astype(np.int64)]
         predicted[name] = sigmoid((inputs[tested] * weights[:, :-1]).sum(1) + weights[:, -1])
     outcome = accepted[tested]
@@ -163,7 +163,8 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _fit_positions(inputs: np.ndarray, position: np.ndarray, accepted: np.ndarray, num_drafts: int) -> list[np.ndarray]:
+def fit_positions(inputs: np.ndarray, position: np.ndarray, accepted: np.ndarray, num_drafts: int) -> list[np.ndarray]:
+    """Weights of `fit_logistic` for each position; those with too few drafts have the fit of all."""
     overall = fit_logistic(inputs, accepted)
     fits = []
     for index in range(num_drafts):

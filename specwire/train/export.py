@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from specwire.train.data import DataConfig, Sequences
 from specwire.train.evaluate import Evaluation
 from specwire.train.heads import mask_token_id
 from specwire.train.recipe import Recipe
+from specwire.train.sampled import SampledFit
 from specwire.train.target import Target
 
 _SHARD_BYTES = 15 << 20
@@ -35,6 +36,7 @@ class Trained:
     draft_ids: np.ndarray | None
     sequences: Sequences
     evaluation: Evaluation
+    sampled_fits: Sequence[SampledFit]
     num_steps: int
     seconds: float
 
@@ -57,7 +59,7 @@ def export(folder: Path, tensors: Mapping[str, torch.Tensor], target: Target, tr
         saved["t2d"] = torch.zeros(target.config.vocab_size, dtype=torch.bool).scatter_(0, ids, torch.ones_like(ids, dtype=torch.bool))
     num_bytes = _save_shards(scratch, saved)
     _write_json(scratch / "config.json", head_config(target, trained))
-    _write_json(scratch / "evaluation.json", trained.evaluation.to_dict())
+    _write_json(scratch / "evaluation.json", trained.evaluation.to_dict() | {"with_shared_noise": [asdict(fit) for fit in trained.sampled_fits]})
     num_parameters = sum(tensor.numel() for name, tensor in saved.items() if name not in ("d2t", "t2d"))
     (scratch / "README.md").write_text(model_card(trained, num_parameters, num_bytes), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -83,7 +85,11 @@ def head_config(target: Target, trained: Trained) -> dict[str, Any]:
         "draft_vocab_size": target.config.vocab_size if trained.draft_ids is None else len(trained.draft_ids),
         "target_hidden_size": target.config.hidden_size,
         "dtype": "bfloat16",
-        "confidence_calibration": {"input": "log_odds", "weights_by_position": trained.evaluation.calibration},
+        "confidence_calibration": {
+            "input": "log_odds",
+            "weights_by_position": trained.evaluation.calibration,
+            "sampled": [{"temperature": fit.temperature, "weights_by_position": fit.weights_by_position} for fit in trained.sampled_fits],
+        },
     }
     if method == "eagle3":
         return config | {

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from specwire.engine.models.loader import check_device, parse_dtype
 from specwire.tokenizer import Tokenizer
 from specwire.train.answers import check_about, load_or_generate
 from specwire.train.batches import BatchSource
-from specwire.train.data import DataConfig, Sequences, jobs_hash, join_answers, make_jobs
+from specwire.train.data import DataConfig, Job, Sequences, jobs_hash, join_answers, make_jobs
 from specwire.train.deadline import Deadline, TimeUp
 from specwire.train.evaluate import Evaluation, evaluate
 from specwire.train.export import Trained, export
 from specwire.train.heads import Head, choose_draft_ids, feature_layers, make_head
 from specwire.train.recipe import Recipe
+from specwire.train.sampled import SampledFit, fit_sampled
 from specwire.train.target import Target
 from specwire.train.trainer import Trainer
 
@@ -144,10 +145,11 @@ def train(options: TrainOptions, on_progress: OnProgress, material: Material | N
         phase = PHASES[3]
         report(0, 1)
         evaluation = evaluate(run.head, target, run.source, options.recipe.num_draft_tokens, deadline)
+        sampled_fits = run.fit_sampled(jobs, deadline)
         report(1, 1, f"{evaluation.greedy.acceptance_length:.2f} tokens per step")
     except TimeUp:
         return TrainResult(phase)
-    return TrainResult("", run.export(evaluation), evaluation)
+    return TrainResult("", run.export(evaluation, sampled_fits), evaluation)
 
 
 class _Run:
@@ -184,7 +186,13 @@ class _Run:
         content = {"recipe": self._options.recipe.to_dict(), "curve": self.trainer.curve}
         (self._options.output / "curve.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
-    def export(self, evaluation: Evaluation) -> Path:
+    def fit_sampled(self, jobs: Sequence[Job], deadline: Deadline) -> list[SampledFit]:
+        """At the temperature of the answers and at 1."""
+        data, num_drafts = self._options.data, self._options.recipe.num_draft_tokens
+        temperatures = sorted({data.temperature, 1.0})
+        return fit_sampled(self.head, self._target, jobs, self._feature_layers, num_drafts, data.max_answer_tokens, temperatures, deadline)
+
+    def export(self, evaluation: Evaluation, sampled_fits: Sequence[SampledFit]) -> Path:
         folder = self._options.output / "head"
         trained = Trained(
             recipe=self._options.recipe,
@@ -194,6 +202,7 @@ class _Run:
             draft_ids=self._draft_ids,
             sequences=self._sequences,
             evaluation=evaluation,
+            sampled_fits=sampled_fits,
             num_steps=self.trainer.num_steps,
             seconds=self.trainer.seconds,
         )

@@ -49,7 +49,7 @@ def train_and_export(recipe: Recipe, target: Target, source: BatchSource, folder
         for parameter in head.parameters():
             parameter.copy_(parameter.bfloat16())
     evaluation = evaluate(head, target, source, recipe.num_draft_tokens, Deadline(0))
-    trained = Trained(recipe, DATA, "tiny", (1, 2, 3), ids, source.sequences, evaluation, trainer.num_steps, trainer.seconds)
+    trained = Trained(recipe, DATA, "tiny", (1, 2, 3), ids, source.sequences, evaluation, (), trainer.num_steps, trainer.seconds)
     export(folder, head.state_dict(), target, trained)
     return head
 

@@ -71,7 +71,7 @@ def test_drafts_without_temperature_are_the_most_likely_ones(method: str, draft_
 def test_a_checkpoint_comes_back_as_the_head_that_it_was(method: str, options: TrainOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[run_module._Run] = []
     export = run_module._Run.export
-    monkeypatch.setattr(run_module._Run, "export", lambda run, evaluation: (runs.append(run), export(run, evaluation))[1])
+    monkeypatch.setattr(run_module._Run, "export", lambda run, *results: (runs.append(run), export(run, *results))[1])
     folder = train(replace(options, recipe=small(method)), silent).head
     assert folder is not None
     target = Target(Path(options.model), torch.float32, torch.device("cpu"))
