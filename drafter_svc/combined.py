@@ -1,20 +1,14 @@
 """Several lookups side by side: of each sequence and step, the draft that more is expected of."""
 
 import dataclasses
-import itertools
-import operator
 from collections.abc import Sequence
 
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, ServiceDescription
 
+from .judge import best
 from .method import Ask, Drafts, Method
-
-
-def num_expected(drafts: Drafts) -> float:
-    """Accepted tokens to be expected, taking the scores for probabilities: the sum of their running products."""
-    return sum(itertools.accumulate(drafts.scores, operator.mul))
 
 
 class Combined:
@@ -57,7 +51,7 @@ class Combined:
 
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         answers = [method.propose(asks) for method in self._methods]
-        return [max(choices, key=num_expected) for choices in zip(*answers, strict=True)]
+        return [best(choices) for choices in zip(*answers, strict=True)]
 
     def catch_up(self, budget: int) -> int:
         return sum(method.catch_up(budget) for method in self._methods)

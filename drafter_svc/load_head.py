@@ -44,7 +44,7 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
     """
     spec, phases = config.speculative_config, phases or Phases()
     name = spec.model or config.target_model
-    assert isinstance(spec.method, str), f"method is {spec.method}"
+    assert spec.model_method is not None, f"method is {spec.method}"
     if not name:
         raise InvalidArgumentError("method is mtp, but neither model nor the drafter's target_model is set; name the target, which has the MTP layer")
     set_num_threads(config.num_threads)
@@ -55,8 +55,8 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
         fingerprint = read_fingerprint(config, target or folder)
     with phases.phase("weights"), explain_out_of_memory(f"load the weights of the draft head {name}", config.device, _SMALLER_HEAD):
         loaded = load_head(
-            folder, spec.method, target=target, max_model_len=spec.max_model_len, dtype=config.dtype, device=config.device, weights=config.weights,
-            draft_top_k=spec.dspark_draft_topk,
+            folder, spec.model_method, target=target, max_model_len=spec.max_model_len, dtype=config.dtype, device=config.device,
+            weights=config.weights, draft_top_k=spec.dspark_draft_topk,
         )  # fmt: skip
     with phases.phase("KV cache"):
         bytes_per_block = KVCache.bytes_per_block(loaded.config.layers, loaded.dtype)

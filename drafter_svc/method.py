@@ -10,6 +10,7 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.extras import check_engine
 from specwire.messages import DraftOpen, FeatureHandle, RowStatus, ServiceDescription
 from specwire.phases import Phases
+from specwire.speculative_method import LOOKUP_METHODS
 
 from .feature_counts import FeatureCounts
 
@@ -72,7 +73,8 @@ class Method(Protocol):
     """Drafts for many sequences. One thread owns it, from its making on; a call never waits for anything but the work it does.
 
     Sequences are keyed by ints that the caller chooses. What a method drafts depends only on a sequence's tokens and sampling
-    parameters, never on how they got there or on what it drafted before; `suffix` also looks at past outputs of the sequence's tenant.
+    parameters, never on how they got there or on what it drafted before; `suffix` also looks at past outputs of the sequence's tenant, and lists with
+    a model choose among drafts by how those before fared.
     """
 
     @property
@@ -138,9 +140,15 @@ def build_method(config: DrafterConfig) -> Method:
             raise UnsupportedError(f"method {name!r} is not built; use one of {', '.join(METHODS)}")
     if len(names) == 1:
         return METHODS[names[0]](config)
-    from .combined import Combined
+    lookups = [METHODS[name](config) for name in names if name in LOOKUP_METHODS]
+    model = config.speculative_config.model_method
+    if model is None:
+        from .combined import Combined
 
-    return Combined([METHODS[name](config) for name in names])
+        return Combined(lookups)
+    from .model_and_lookups import ModelAndLookups
+
+    return ModelAndLookups(lookups, METHODS[model](config), names)
 
 
 def _ngram(config: DrafterConfig) -> Method:

@@ -22,6 +22,7 @@ GRAPH_PASSES = _counter("graph_passes", "forward passes of the draft model as CU
 EAGER_PASSES = _counter("eager_passes", "forward passes of the draft model kernel by kernel: chunks of prompts, and all of them on a CPU")
 PASS_TOKENS = _counter("pass_tokens", "tokens that went through the draft model: committed ones, and drafts that others followed")
 PADDED_TOKENS = _counter("padded_tokens", "the same with the padding of CUDA graphs")
+SPARED_ROWS = _counter("spared_rows", "rows that the model was not asked for, since a lookup of the list was expected to do better")
 STREAMS_OPENED = _counter("streams_opened", "Draft streams of coordinators' lanes")
 FAULTS = _counter("faults", "batches and chunks that failed for no reason of their own")
 FAILED_RELOADS = _counter("failed_certificate_reloads", "changed TLS files that could not be used")
@@ -40,7 +41,7 @@ FEATURES = _histogram("feature_seconds", "reading features of all sequences of a
 QUEUE = _histogram("queue_seconds", "rounds waiting for those before them")
 
 METRICS: tuple[Metric, ...] = (
-    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, GRAPH_PASSES, EAGER_PASSES, PASS_TOKENS, PADDED_TOKENS,
+    ROUNDS, ROWS, DRAFT_TOKENS, CATCH_UP_TOKENS, GRAPH_PASSES, EAGER_PASSES, PASS_TOKENS, PADDED_TOKENS, SPARED_ROWS,
     STREAMS_OPENED, FAULTS, FAILED_RELOADS, SPANS, LOST_SPANS, BAD_TRACEPARENTS,
     FEATURE_SPANS, FEATURE_BYTES, UNSHARED, READY, STREAMS, OPEN, MAX_OPEN,
     DRAFTING, QUEUE, FEATURES,
@@ -118,6 +119,7 @@ class DrafterMetrics:
             (EAGER_PASSES, self._passes.num_eager_passes),
             (PASS_TOKENS, self._passes.num_tokens),
             (PADDED_TOKENS, self._passes.num_padded_tokens),
+            (SPARED_ROWS, self._passes.num_spared_rows),
             (STREAMS_OPENED, self.num_streams_opened),
             (FAULTS, self.num_faults),
             (FAILED_RELOADS, 0 if self._certificates is None else self._certificates.num_failed_reloads),

@@ -10,7 +10,7 @@ from specwire.config import Config
 from specwire.config_fields import check_field, flag_name
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
-from specwire.speculative_method import MODEL_METHODS
+from specwire.speculative_method import has_model
 
 SPECULATIVE = "speculative_config"
 DEFAULT = "default"
@@ -172,7 +172,7 @@ def merge_speculative(sources: Iterable[Settings]) -> dict[str, Setting]:
         replaced: set[str] = set()
         if "model" in source:
             replaced.add("method")
-        elif "method" in source and source["method"].value not in MODEL_METHODS:
+        elif "method" in source and not has_model(source["method"].value):
             replaced.add("model")
         if not _RATES.isdisjoint(source) or ("rejection_sample_method" in source and source["rejection_sample_method"].value != "synthetic"):
             replaced |= _RATES

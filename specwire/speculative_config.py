@@ -32,8 +32,8 @@ class SpeculativeConfig:
 
     Args:
         method: ngram looks drafts up in the text so far, suffix in earlier answers, too; draft_model runs a smaller model; eagle3, eagle, mtp,
-            dflash and dspark are heads over the target's hidden states; null drafts nothing. Of a list of ngram and suffix, each sequence gets in
-            each step the draft of which more is expected.
+            dflash and dspark are heads over the target's hidden states; null drafts nothing. Of a list of ngram, suffix and at most one with a
+            model, each sequence gets in each step the draft of which more is expected.
         model: the draft model or head: a folder, a hub id or a GGUF file; mtp without one takes the target's own layer.
         num_speculative_tokens: most drafts of a sequence in a step (K), the ceiling of every later decision.
         num_speculative_tokens_per_batch_size: [[start, end, K], ...]: K by the number of sequences that sample in the step; 0 drafts nothing.
@@ -129,6 +129,8 @@ class SpeculativeConfig:
             normal["rejection_sample_method"] = _REJECTION_ALIASES[normal["rejection_sample_method"]]
         if normal.get("method") in list(METHOD_ALIASES):
             normal["method"] = METHOD_ALIASES[normal["method"]]
+        if isinstance(normal.get("method"), tuple):
+            normal["method"] = tuple(METHOD_ALIASES.get(name, name) if isinstance(name, str) else name for name in normal["method"])
         if isinstance(normal.get("model"), str) and normal["model"] and "method" not in normal:
             normal["method"] = inferred_method(normal["model"])
         lookup = [normal[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in normal]
@@ -156,7 +158,12 @@ class SpeculativeConfig:
     @property
     def has_model(self) -> bool:
         """Whether a drafter runs a model: a draft model or a head."""
-        return self.method in MODEL_METHODS
+        return self.model_method is not None
+
+    @property
+    def model_method(self) -> str | None:
+        """That one of the methods which has a model."""
+        return next((name for name in self.methods if name in MODEL_METHODS), None)
 
     def acceptance_rates(self) -> tuple[float, ...]:
         """Unconditional synthetic rates p_1..p_K: as given, or of least variance for the given length L = 1 + sum of p_i."""

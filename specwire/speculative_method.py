@@ -8,12 +8,18 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 
 METHODS = ("ngram", "draft_model", "suffix", *HEAD_METHODS)
 LOOKUP_METHODS = ("ngram", "suffix")
-"""Those that run no model; lists may be made of them."""
+"""Those that run no model."""
 MODEL_METHODS = ("draft_model", *HEAD_METHODS)
+"""Those with one, of which a list may have one."""
 METHOD_ALIASES = {"mimo_mtp": "mtp"}
 _LATER_METHODS = ("medusa", "mlp_speculator", "ngram_gpu", "custom_class", "extract_hidden_states")
 _OWN_NAMES = {"ngram": ("ngram", "[ngram]"), "suffix": ("suffix",)}
 """What may stand as model of a method without one."""
+
+
+def has_model(method: Any) -> bool:
+    """Whether a method, or one of a list of methods, runs a model."""
+    return any(name in MODEL_METHODS for name in (method if isinstance(method, (list, tuple)) else [method]))
 
 
 def check_method(method: Any, model: Any) -> None:
@@ -26,30 +32,32 @@ def check_method(method: Any, model: Any) -> None:
         raise InvalidArgumentError(f"method is {method!r}, but must be one of {', '.join(METHODS)}, or null for no drafting")
     if model is not None and not isinstance(model, str):
         raise InvalidArgumentError(f"model is {model!r}, but must be a string: the draft model's folder, GGUF file or hub id")
-    if method == "draft_model" and not model:
-        raise InvalidArgumentError("method is draft_model, but model is not set; name the draft model's folder, GGUF file or hub id")
-    if method in HEAD_METHODS and method != "mtp" and not model:
-        raise InvalidArgumentError(f"method is {method}, but model is not set; name the folder or hub id of the draft head")
-    if method is not None and method not in MODEL_METHODS and model not in (None, *_OWN_NAMES.get(str(method), ())):
+    names = method if isinstance(method, tuple) else (method,)
+    if "draft_model" in names and not model:
+        raise InvalidArgumentError(f"method is {_named(method)}, but model is not set; name the draft model's folder, GGUF file or hub id")
+    if not model and any(name in HEAD_METHODS and name != "mtp" for name in names):
+        raise InvalidArgumentError(f"method is {_named(method)}, but model is not set; name the folder or hub id of the draft head")
+    if method is not None and not has_model(method) and model not in (None, *_OWN_NAMES.get(str(method), ())):
         name = " and ".join(method) if isinstance(method, tuple) else method
         raise InvalidArgumentError(f"method is {name}, but model is {model!r}; {name} has no model: remove it, or use method draft_model")
 
 
 def check_options(method: Any, *, use_heterogeneous_vocab: Any, parallel_drafting: Any, dspark_draft_topk: Any) -> None:
     """Raise InvalidArgumentError unless these go with the method."""
+    names = method if isinstance(method, tuple) else (method,)
     for name, value, methods in (
         ("use_heterogeneous_vocab", use_heterogeneous_vocab, ("draft_model",)),
         ("parallel_drafting", parallel_drafting, ("draft_model", "dflash", "dspark")),
     ):
         if not isinstance(value, bool):
             raise InvalidArgumentError(f"{name} is {value!r}, but must be true or false")
-        if value and method not in methods:
+        if value and not any(name in methods for name in names):
             raise InvalidArgumentError(f"{name} is true, but method is {_named(method)}; it is for {' and '.join(methods)}: leave it out")
     if dspark_draft_topk is None:
         return
     if isinstance(dspark_draft_topk, bool) or not isinstance(dspark_draft_topk, int) or dspark_draft_topk < 1:
         raise InvalidArgumentError(f"dspark_draft_topk is {dspark_draft_topk!r}, but must be an integer of 1 or more")
-    if method != "dspark":
+    if "dspark" not in names:
         raise InvalidArgumentError(f"dspark_draft_topk is {dspark_draft_topk}, but method is {_named(method)}; it is for dspark: leave it out")
 
 
@@ -69,11 +77,17 @@ def inferred_method(model: str) -> str:
 
 
 def _check_list(methods: Sequence[Any]) -> None:
-    later = [name for name in methods if name in METHODS + _LATER_METHODS and name not in LOOKUP_METHODS]
+    later = [name for name in methods if name in _LATER_METHODS or (isinstance(name, str) and name.endswith("_mtp"))]
     if later:
-        raise UnsupportedError(f"method is {list(methods)}, but {later[0]!r} is not built into lists; make them of {', '.join(LOOKUP_METHODS)}")
-    if len(methods) < 2 or len(set(map(str, methods))) < len(methods) or not all(name in LOOKUP_METHODS for name in methods):
-        raise InvalidArgumentError(f"method is {list(methods)}, but a list must name two or more different ones of {', '.join(LOOKUP_METHODS)}")
+        raise UnsupportedError(f"method is {list(methods)}, but {later[0]!r} is not built; make lists of {', '.join(METHODS)}")
+    if len(methods) < 2 or len(set(map(str, methods))) < len(methods) or not all(name in METHODS for name in methods):
+        raise InvalidArgumentError(f"method is {list(methods)}, but a list must name two or more different ones of {', '.join(METHODS)}")
+    with_model = [name for name in methods if name in MODEL_METHODS]
+    if len(with_model) > 1:
+        raise UnsupportedError(
+            f"method is {list(methods)}, but {with_model[0]} and {with_model[1]} both have a model; a list has one of them at most, beside "
+            f"{' and '.join(LOOKUP_METHODS)}"
+        )
 
 
 def _named(method: Any) -> str:

@@ -132,7 +132,7 @@ SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3
         ({"draft-sample-method": "greedy", "draft_sample_method": "greedy"}, ["'draft_sample_method' twice"]),
         ({"method": "ngrm"}, ["method is 'ngrm'", "ngram, draft_model", "null"]),
         ({"method": ["ngram"]}, ["method is ['ngram']"]),
-        ({"method": ["ngram", "ngram"]}, ["two or more different ones of ngram, suffix"]),
+        ({"method": ["ngram", "ngram"]}, ["two or more different ones of ngram, draft_model, suffix"]),
         ({"method": ["ngram", 3]}, ["method is ['ngram', 3]"]),
         ({"method": []}, ["method is []"]),
         ({"method": ["ngram", "suffix"], "model": "some/draft"}, ["ngram and suffix has no model"]),
@@ -304,14 +304,25 @@ def test_options_of_one_method_are_refused_with_another(values: dict, message: s
         SpeculativeConfig.from_dict(values)
 
 
-def test_a_list_of_lookups_is_taken_and_other_lists_are_not() -> None:
+def test_a_list_of_lookups_and_at_most_one_with_a_model_is_taken() -> None:
     config = SpeculativeConfig.from_dict({"method": ["suffix", "ngram"]})
     assert config.methods == ("suffix", "ngram")
     assert SpeculativeConfig.from_json(config.to_json()) == config
     assert (SpeculativeConfig().methods, SpeculativeConfig(method=None).methods) == (("ngram",), ())
+    assert (config.has_model, config.model_method) == (False, None)
+    config = SpeculativeConfig.from_dict({"method": ["suffix", "eagle3", "ngram"], "model": "some/head"})
+    assert (config.has_model, config.model_method, config.model) == (True, "eagle3", "some/head")
+    assert SpeculativeConfig.from_json(config.to_json()) == config
+    assert SpeculativeConfig.from_dict({"method": ["ngram", "mimo_mtp"]}).model_method == "mtp"
+    config = SpeculativeConfig.from_dict({"method": ["draft_model", "ngram"], "model": "a/b", "use_heterogeneous_vocab": True})
+    assert config.use_heterogeneous_vocab
     for other in ("draft_model", "eagle3"):
-        with pytest.raises(UnsupportedError, match=f"'{other}' is not built into lists; make them of ngram, suffix"):
+        with pytest.raises(InvalidArgumentError, match=f"method is ngram and {other}, but model is not set"):
             SpeculativeConfig.from_dict({"method": ["ngram", other]})
+    with pytest.raises(UnsupportedError, match="eagle3 and draft_model both have a model; a list has one of them at most, beside ngram and suffix"):
+        SpeculativeConfig.from_dict({"method": ["eagle3", "ngram", "draft_model"], "model": "some/head"})
+    with pytest.raises(UnsupportedError, match="'medusa' is not built"):
+        SpeculativeConfig.from_dict({"method": ["ngram", "medusa"], "model": "some/head"})
 
 
 @pytest.mark.parametrize("method", ["probabilistic", "block"])

@@ -11,7 +11,8 @@ class PassCounts:
     num_eager_passes: int = 0  # kernel by kernel: chunks of prompts, and everything where there are no padded sizes
     num_tokens: int = 0  # that went through the model
     num_padded_tokens: int = 0  # the same with padding
+    num_spared_rows: int = 0  # sequences of rounds that it was not asked for, since a look-up was expected to do better
 
     def reset(self) -> None:
         """Begins to count anew: what was run to measure is not to be seen in what is served."""
-        self.num_graph_passes = self.num_eager_passes = self.num_tokens = self.num_padded_tokens = 0
+        self.num_graph_passes = self.num_eager_passes = self.num_tokens = self.num_padded_tokens = self.num_spared_rows = 0

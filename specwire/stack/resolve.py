@@ -76,7 +76,7 @@ def _resolve_listed(entry: ListedDrafter, sources: Sequence[Source]) -> DrafterC
 def _with_target(config: DrafterConfig, target: str) -> DrafterConfig:
     """A head shares parts of the target, and a draft model's tokenizer may be compared with the target's, which is known here."""
     spec = config.speculative_config
-    if config.target_model or not (spec.method in HEAD_METHODS or spec.use_heterogeneous_vocab):
+    if config.target_model or not (spec.model_method in HEAD_METHODS or spec.use_heterogeneous_vocab):
         return config
     return dataclasses.replace(config, target_model=target)
 
