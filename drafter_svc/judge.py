@@ -12,6 +12,8 @@ from specwire.policy.calibration import Calibrator
 
 from .method import Drafts
 
+_new = tuple.__new__
+"""Makes a named tuple in a third of the time that its class takes."""
 _NUM_LEVELS = 8
 _OPTIMISM = 4.0
 """Accepted drafts of the model that are assumed for each level and position before any was seen: it is asked until it is known."""
@@ -39,7 +41,7 @@ def compare(drafts: Drafts, group: int, token_ids: Sequence[int]) -> Outcome:
     num_accepted = 0
     while num_accepted < num_verified and drafts.token_ids[num_accepted] == token_ids[num_accepted]:
         num_accepted += 1
-    return Outcome(drafts.scores, group, num_verified, num_accepted)
+    return _new(Outcome, (drafts.scores, group, num_verified, num_accepted))
 
 
 class Judge:
@@ -62,7 +64,7 @@ class Judge:
         if not any(run.token_ids for run in drafts):
             return list(drafts)
         confidences = self._calibrator.calibrate(self._lay_out([run.scores for run in drafts]), np.array(groups)).confidences.tolist()
-        return [run._replace(scores=row[: len(run.scores)]) for run, row in zip(drafts, confidences, strict=True)]
+        return [_new(Drafts, (run.status, run.token_ids, row[: len(run.scores)])) for run, row in zip(drafts, confidences, strict=True)]
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         if outcomes:

@@ -235,7 +235,8 @@ drafters:
 - {method: draft_model, model: draft, use_heterogeneous_vocab: true}
 - {method: draft_model, model: draft}
 - {method: mtp}
+- {method: [ngram, eagle3], model: head}
 """),
         FOLDER,
     )
-    assert [each.target_model for each in stack.drafters] == ["target", "other", "target", "", "target"]
+    assert [each.target_model for each in stack.drafters] == ["target", "other", "target", "", "target", "target"]

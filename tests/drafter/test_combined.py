@@ -2,7 +2,8 @@
 
 import pytest
 
-from drafter_svc.combined import Combined, num_expected
+from drafter_svc.combined import Combined
+from drafter_svc.judge import num_expected
 from drafter_svc.method import Ask, Drafts, build_method
 from drafter_svc.ngram import Ngram
 from drafter_svc.suffix import Suffix

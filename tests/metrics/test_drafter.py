@@ -38,7 +38,7 @@ def test_before_a_method_is_there_everything_is_zero() -> None:
 async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
     method = ScriptedMethod()
     method.num_behind = 3  # chunks of background work
-    method.counts = PassCounts(num_graph_passes=7, num_eager_passes=3, num_tokens=161, num_padded_tokens=170)
+    method.counts = PassCounts(num_graph_passes=7, num_eager_passes=3, num_tokens=161, num_padded_tokens=170, num_spared_rows=12)
     async with serve_drafter(socket_dir, DrafterConfig(max_num_seqs=2, prefill_chunk=50), lambda _: method) as server:
         scrape = scraper(server.worker.metrics)
         async with draft_stream(server.addresses[0]) as client:
@@ -60,6 +60,7 @@ async def test_rounds_rows_tokens_and_streams(socket_dir: Path) -> None:
         "eager_passes_total": 3,
         "pass_tokens_total": 161,
         "padded_tokens_total": 170,
+        "spared_rows_total": 12,
         "streams_opened_total": 1,
         "faults_total": 0,
         "unshared_feature_sources_total": 0,
