@@ -35,6 +35,13 @@ class Outcome(NamedTuple):
     num_accepted: int
 
 
+class Judged(NamedTuple):
+    """Drafts whose scores are probabilities, and how many of them should be accepted by these."""
+
+    drafts: Drafts
+    expected: float
+
+
 def compare(drafts: Drafts, group: int, token_ids: Sequence[int]) -> Outcome:
     """Drafts and the tokens that were committed in their place, whoever drafted these."""
     num_verified = min(len(drafts.token_ids), len(token_ids))
@@ -59,12 +66,17 @@ class Judge:
         """Of a method's drafts."""
         return self._calibrator.group(method, is_greedy=is_greedy)
 
-    def calibrate(self, drafts: Sequence[Drafts], groups: Sequence[int]) -> list[Drafts]:
-        """The same drafts, whose scores are probabilities now."""
-        if not any(run.token_ids for run in drafts):
-            return list(drafts)
-        confidences = self._calibrator.calibrate(self._lay_out([run.scores for run in drafts]), np.array(groups)).confidences.tolist()
-        return [_new(Drafts, (run.status, run.token_ids, row[: len(run.scores)])) for run, row in zip(drafts, confidences, strict=True)]
+    def calibrate(self, drafts: Sequence[Drafts], groups: Sequence[int]) -> list[Judged]:
+        """The same drafts, whose scores are probabilities now, and what is expected of them."""
+        lengths = np.array([len(run.token_ids) for run in drafts])
+        if not lengths.any():
+            return [_new(Judged, (run, 0.0)) for run in drafts]
+        confidences = self._calibrator.calibrate(self._lay_out([run.scores for run in drafts]), np.array(groups)).confidences
+        products = np.cumprod(confidences, axis=1) * (np.arange(self._num_positions) < lengths[:, None])
+        return [
+            _new(Judged, (_new(Drafts, (run.status, run.token_ids, row[: len(run.token_ids)])), expected))
+            for run, row, expected in zip(drafts, confidences.tolist(), products.sum(axis=1).tolist(), strict=True)
+        ]
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         if outcomes:
@@ -100,10 +112,11 @@ class ModelRecord:
         levels = np.array([level for level, _ in outcomes])
         verified, accepted = (np.array(values)[:, None] for values in zip(*[one[-2:] for _, one in outcomes], strict=True))
         positions = np.arange(self._trials.shape[1])
-        decay = _DECAY ** np.bincount(levels, minlength=len(self._trials))[:, None]
+        at_level = levels == np.arange(len(self._trials))[:, None]
+        decay = _DECAY ** at_level.sum(axis=1, keepdims=True)
         for counts, num_positions in ((self._trials, np.minimum(verified, accepted + 1)), (self._accepted, accepted)):
             counts *= decay
-            np.add.at(counts, levels, positions < num_positions)
+            counts += at_level.astype(np.float64) @ (positions < num_positions)
 
 
 def best(choices: Sequence[Drafts]) -> Drafts:

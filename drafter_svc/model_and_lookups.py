@@ -1,15 +1,17 @@
 """A draft model or head and look-ups side by side: where a look-up is expected to do better than the model, the model is not asked."""
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, ServiceDescription
 
-from .judge import Judge, ModelRecord, Outcome, best, compare, num_expected
+from .judge import Judge, Judged, ModelRecord, Outcome, compare
 from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes, Method
 
+_expected = operator.attrgetter("expected")
 _PROBE_INTERVAL = 16
 """One in so many sequences that need no model is drafted for by it all the same: what it would do there may change."""
 
@@ -104,19 +106,18 @@ class ModelAndLookups:
         self._learn()
         found = self._look_up(asks)
         levels = [
-            self._record.level(num_expected(drafts), ask.num_drafts, is_greedy=self._sequences[ask.seq_id].is_greedy)
-            for ask, drafts in zip(asks, found, strict=True)
+            self._record.level(one.expected, ask.num_drafts, is_greedy=self._sequences[ask.seq_id].is_greedy)
+            for ask, one in zip(asks, found, strict=True)
         ]
         rivals = self._record.num_expected()
         wanted = [index for index, ask in enumerate(asks) if not self._is_spared(ask, found[index], rivals[levels[index]])]
         self.counts.num_spared_rows += len(asks) - len(wanted)
         answers = self._ask_model([asks[index] for index in wanted], [levels[index] for index in wanted]) if wanted else []
-        for index, drafts in zip(wanted, answers, strict=True):
-            if drafts.token_ids:
-                found[index] = best((found[index], drafts))
-            elif not found[index].token_ids:
-                found[index] = drafts
-        return found
+        for index, one in zip(wanted, answers, strict=True):
+            # Of a model that is behind, its status stands where no look-up knows better.
+            if one.expected > found[index].expected or not found[index].drafts.token_ids:
+                found[index] = one
+        return [one.drafts for one in found]
 
     def catch_up(self, budget: int) -> int:
         num_tokens = 0
@@ -131,17 +132,17 @@ class ModelAndLookups:
         self._record.learn(self._model_outcomes)
         self._outcomes, self._model_outcomes = [], []
 
-    def _look_up(self, asks: Sequence[Ask]) -> list[Drafts]:
+    def _look_up(self, asks: Sequence[Ask]) -> list[Judged]:
         """The best draft of the look-ups for each sequence, scored by probabilities."""
         for ask in asks:
             sequence = self._sequences[ask.seq_id]
             sequence.drafts, sequence.model_drafts = [], None
-        columns: list[list[Drafts]] = []
+        columns: list[list[Judged]] = []
         for name, lookup in zip(self._lookup_names, self._lookups, strict=True):
             drafts = lookup.propose(asks)
             groups = self._note(name, asks, drafts)
             columns.append(self._judge.calibrate(drafts, groups))
-        return [best(choices) for choices in zip(*columns, strict=True)]
+        return columns[0] if len(columns) == 1 else [max(choices, key=_expected) for choices in zip(*columns, strict=True)]
 
     def _note(self, name: str, asks: Sequence[Ask], drafts: Sequence[Drafts]) -> list[int]:
         """Keeps a look-up's drafts until the text is known; their groups."""
@@ -153,16 +154,16 @@ class ModelAndLookups:
                 sequence.drafts.append((run, group))
         return groups
 
-    def _is_spared(self, ask: Ask, found: Drafts, rival: Sequence[float]) -> bool:
+    def _is_spared(self, ask: Ask, found: Judged, rival: Sequence[float]) -> bool:
         """Whether the model need not be asked for a sequence, of whose drafts so many accepted tokens are expected, by K - 1."""
-        if not found.token_ids or self._sequences[ask.seq_id].is_made_up:
+        if not found.drafts.token_ids or self._sequences[ask.seq_id].is_made_up:
             return False
-        if num_expected(found) <= rival[min(ask.num_drafts, len(rival)) - 1]:
+        if found.expected <= rival[min(ask.num_drafts, len(rival)) - 1]:
             return False
         self._num_confident += 1
         return self._num_confident % _PROBE_INTERVAL != 0
 
-    def _ask_model(self, asks: Sequence[Ask], levels: Sequence[int]) -> list[Drafts]:
+    def _ask_model(self, asks: Sequence[Ask], levels: Sequence[int]) -> list[Judged]:
         """The model's drafts, scored by probabilities."""
         by_kind = [self._judge.group(self._model_name, is_greedy=False), self._judge.group(self._model_name, is_greedy=True)]
         drafts, groups = self._model.propose(asks), []
