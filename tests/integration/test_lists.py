@@ -80,3 +80,15 @@ async def test_a_list_with_a_model_says_what_the_target_says(socket_dir: Path, t
         assert spared == served.counts.num_spared_rows
         if served.features is not None:
             assert sum(served.features.counts.num_spans.values()) > 20
+
+
+async def test_adaptive_verification_goes_by_the_scores_of_a_list(socket_dir: Path, target, models, plain) -> None:
+    spec: dict[str, Any] = {"method": ["ngram", "draft_model"], "model": str(models["draft_model"]), "num_speculative_tokens": 4}
+    verifier = verifier_config(target.folder, speculation=spec, num_kv_blocks=256)
+    adaptive = spec | {"enable_adaptive_verification": True}
+    async with tiny_stack(socket_dir, verifier, drafter_config(target.folder, speculation=spec), speculation=adaptive) as stack:
+        for _ in range(2):
+            texts = await asyncio.gather(*(stack.client.generate(prompt, one) for prompt, one in zip(PROMPTS, SAMPLING, strict=True)))
+            assert [text.token_ids for text in texts] == plain, "drafts changed the text"
+        assert stack.drafter is not None
+        assert stack.drafter.worker.metrics.num_draft_tokens > 0
