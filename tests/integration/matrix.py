@@ -93,6 +93,7 @@ def fleet_configs(
         "lookups": DrafterConfig(speculative_config=SpeculativeConfig(method=("ngram", "suffix"), num_speculative_tokens=K_MAX)),
         "noisy": noisy,
         "same": same,
+        "mixed": dataclasses.replace(noisy, speculative_config=dataclasses.replace(noisy.speculative_config, method=("ngram", "draft_model"))),
     }
 
 

@@ -21,6 +21,7 @@ _REDUCED = [
     Configuration("garbage drafter K=5", drafters=("garbage",), speculation={"num_speculative_tokens": 5}, accepts=False),
     Configuration("drafter killed half-way", drafters=("noisy",), speculation={"num_speculative_tokens": 4}, kill="noisy"),
     crossing_zero("noisy", (2, 2, 2), 4),
+    Configuration("ngram and draft_model K=4", drafters=("mixed",), speculation={"num_speculative_tokens": 4}),
     Configuration("forced preemption, draft_model K=3", ("scarce",), ("noisy",), {"num_speculative_tokens": 3}, preempts=True),
     Configuration("two verifiers, one killed half-way", ("verifier", "scarce"), ("ngram",), {"num_speculative_tokens": 3}, kill="scarce"),
 ]
