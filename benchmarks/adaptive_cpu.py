@@ -1,6 +1,6 @@
-"""Adaptive verification on a CPU beside no drafts and a fixed K: ngram drafts, chat and copy-heavy prompts, one sequence and several.
+"""Adaptive verification on a CPU beside no drafts and a fixed K: drafts of ngram or of a head, chat and copy-heavy prompts, one sequence and several.
 
-python -m benchmarks.adaptive_cpu [--precision bfloat16|int4|...] [--concurrency 1 4 16] [--rounds 5]
+python -m benchmarks.adaptive_cpu [--precision bfloat16|int4|...] [--concurrency 1 4 16] [--rounds 5] [--head FOLDER]
 
 One verifier, one drafter and one coordinator for all of it, as processes; the policy is switched in the running coordinator. A window is all prompts
 of a kind, closed loop, greedy: so many requests at once, the next one when one has ended. After an unmeasured window of each policy, in which the
@@ -109,10 +109,10 @@ def main() -> None:
     )  # fmt: skip
     figures = {
         "unit": "tokens a second over a window, medians of the rounds; ratios of speeds, medians of the rounds' ratios",
-        "model": args.model, "precision": args.precision, "threads": args.threads, "rounds": args.rounds, "tokens": args.tokens,
+        "model": args.model, "precision": args.precision, "head": args.head, "threads": args.threads, "rounds": args.rounds, "tokens": args.tokens,
         "num_drafts": args.num_drafts, "most_drafts": args.most_drafts, "results": rows,
     }  # fmt: skip
-    name = "adaptive_cpu" if args.precision == "bfloat16" else f"adaptive_cpu_{args.precision}"
+    name = "_".join(["adaptive_cpu", *(["eagle3"] if args.head else []), *([args.precision] if args.precision != "bfloat16" else [])])
     print(f"\nwritten to {write_report(name, figures, args.output, bystanders)}")
 
 
@@ -127,6 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=72, help="most tokens of an answer")
     parser.add_argument("--num-drafts", type=int, default=5, help="K of the fixed policy")
     parser.add_argument("--most-drafts", type=int, default=8, help="ceiling of the adaptive one")
+    parser.add_argument("--head", default="", help="folder of an EAGLE-3 head that drafts instead of ngram")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     return parser
 
@@ -134,13 +135,12 @@ def make_parser() -> argparse.ArgumentParser:
 async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each kind of prompts, concurrency and policy."""
     policies = Policy("none", 0), Policy("fixed", args.num_drafts), Policy("adaptive", args.most_drafts, is_adaptive=True)
-    speculative = SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=max(args.num_drafts, args.most_drafts),
-        prompt_lookup_min=2,
-        prompt_lookup_max=4,
-        enable_adaptive_verification=True,
+    most = max(args.num_drafts, args.most_drafts)
+    ngram = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=most, prompt_lookup_min=2, prompt_lookup_max=4, enable_adaptive_verification=True
     )
+    head = SpeculativeConfig(method="eagle3", model=args.head, num_speculative_tokens=most, enable_adaptive_verification=True) if args.head else None
+    speculative = head or ngram
     numbers = {"dtype": args.precision} if args.precision in _FULL_PRECISIONS else {"weights": args.precision}
     max_num_seqs = max(16, *args.concurrency)
     tokenizer = Tokenizer.from_folder(resolve_model(args.model))
@@ -150,7 +150,10 @@ async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             listen=(f"unix:{folder}/verifier",), model=args.model, num_threads=args.threads, max_model_len=2048, max_num_seqs=max_num_seqs,
             kv_cache_memory=_CACHE_BYTES, speculative_config=speculative, **numbers,
         )  # fmt: skip
-        drafter = DrafterConfig(listen=(f"unix:{folder}/drafter",), max_num_seqs=max_num_seqs, speculative_config=speculative)
+        drafter = DrafterConfig(
+            listen=(f"unix:{folder}/drafter",), target_model=args.model if head else "", num_threads=args.threads, max_num_seqs=max_num_seqs,
+            speculative_config=speculative,
+        )  # fmt: skip
         own, switch, log = f"unix:{folder}/coordinator", f"{folder}/switch", Log()
         coordinator = CoordinatorConfig(listen=(own,), verifiers=verifier.listen, drafters=drafter.listen, speculative_config=speculative)
         command = ("benchmarks.gpu.switching", switch)

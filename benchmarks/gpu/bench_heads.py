@@ -69,8 +69,8 @@ def head_drafts(stored: Stored, target: Target, answers: Answers, deadline: Dead
             here = slice(offsets[row], offsets[row + 1])
             tokens[here], log_odds[here] = drafted_tokens[index, places], signals[index, places]
         on_share((number + 1) / len(plan))
-    weights = np.array(stored.calibration)
-    return Drafts(tokens, sigmoid(log_odds * weights[:, 0] + weights[:, 1]).astype(np.float32))
+    temperatures = np.repeat(answers.temperatures.astype(float), np.diff(offsets)).tolist()
+    return Drafts(tokens, np.array(stored.scores(sigmoid(log_odds).tolist(), temperatures), dtype=np.float32))
 
 
 def row_offsets(answers: Answers) -> np.ndarray:

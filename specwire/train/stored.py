@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from specwire.engine.heads.calibration import LogisticCalibration, read_calibration
+from specwire.engine.heads.config import HeadConfig
 from specwire.errors import FailedPreconditionError
 from specwire.train.heads import Head, make_head
 from specwire.train.recipe import METHODS, Recipe
@@ -21,7 +23,8 @@ class Stored:
     method: str
     num_drafts: int  # most that it makes at once
     feature_layers: tuple[int, ...]
-    calibration: list[list[float]]  # (weight of the log-odds, bias) by position
+    calibration: list[list[float]]  # (weight of the log-odds, bias) by position, of greedy answers
+    scores: LogisticCalibration  # at all temperatures
 
 
 def load_stored(folder: Path, target: Target) -> Stored:
@@ -56,4 +59,6 @@ def load_stored(folder: Path, target: Target) -> Stored:
     # The scale of the features is in the projection.
     if unknown or set(missing) - {"feature_scale"}:
         raise FailedPreconditionError(f"{folder}: the head lacks {', '.join(missing) or 'nothing'} and has {', '.join(unknown) or 'nothing'} beyond")
-    return Stored(module, method, recipe.num_draft_tokens, feature_layers, config["confidence_calibration"]["weights_by_position"])
+    scores = read_calibration(HeadConfig.from_folder(folder))
+    assert scores is not None, f"{folder} has no fit of its scores"
+    return Stored(module, method, recipe.num_draft_tokens, feature_layers, config["confidence_calibration"]["weights_by_position"], scores)
