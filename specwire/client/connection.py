@@ -11,7 +11,7 @@ from specwire.channel import ChannelSource, Metadata
 from specwire.client.home import GRPC_USE, Home
 from specwire.client.rpc import fetch_tokenizer
 from specwire.client.session import Session
-from specwire.errors import UnavailableError
+from specwire.errors import InvalidArgumentError, UnavailableError
 from specwire.messages import TokenizerSpec
 from specwire.rpc import open_channel
 from specwire.tls import TlsOptions, explain_handshake
@@ -99,8 +99,11 @@ class Connection:
             await self._fetch_channel.close()
 
     async def _fetch_tokenizer(self) -> TokenizerSpec | None:
-        """On a channel of its own: megabytes, at once."""
-        self._fetch_channel = self._open()
+        """On a channel of its own: megabytes, at once. On the present one if TLS files have changed to what can't be used, which its source said."""
+        try:
+            self._fetch_channel = self._open()
+        except InvalidArgumentError:
+            return await fetch_tokenizer(self.channel)
         try:
             return await fetch_tokenizer(self._fetch_channel)
         finally:

@@ -71,7 +71,7 @@ def test_the_description_says_what_was_loaded(folder):
     assert loaded.tokenizer.fingerprint == description.tokenizer_fingerprint
     assert (loaded.tokenizer.vocab_size, loaded.tokenizer.max_model_len, loaded.tokenizer.chat_template) == (60, 512, "{{ messages }}")
     cost = description.verify_cost
-    assert cost.num_tokens == (1, 2, 4, 8, 16, 18)  # up to 3 sequences x (1 + 5) tokens
+    assert cost.num_tokens == (1, 2, 3, 4, 5, 6, 8, 16, 18)  # up to 3 sequences x (1 + 5) tokens
     assert list(cost.step_ms) == sorted(cost.step_ms)
     assert cost.step_ms[0] > 0
     assert cost.ms_per_row >= 0 <= cost.ms_per_kv_token
