@@ -12,9 +12,11 @@ from specwire.engine.sampling.acceptance import is_accepted
 from specwire.engine.sampling.logprobs import raw_logprobs
 from specwire.engine.sampling.philox import Stream, uniforms
 from specwire.engine.sampling.processors import process_rows
+from specwire.engine.sampling.ratio import check_drafts
 from specwire.engine.sampling.sampler import SampleMargins, SamplerRows, sample_greedy, sample_rows
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.messages import TokenLogprobs
+from specwire.proposals import RowProposals, join_rows, one_hot
 
 _CHEAP_TOP_K = 128
 """Up to this top_k, sampling all rows of a segment at once costs less than sampling them one after the other."""
@@ -29,12 +31,14 @@ class SegmentRows:
         first_index: absolute index of the token that row 0 samples (an L-token prompt's first output has index L).
         draft_ids: in [0, V).
         allowed_mask: [1 + num_drafts, V] bool, True where a grammar allows the token; None = everywhere.
+        proposals: what the drafts were drawn from, for a slot that tests their ratio; None = nothing else could have been drafted.
     """
 
     slot: SlotSampling
     first_index: int
     draft_ids: Sequence[int] = ()
     allowed_mask: Tensor | None = None
+    proposals: RowProposals | None = None
 
     @property
     def num_rows(self) -> int:
@@ -127,6 +131,13 @@ def _sample(
     processed: Tensor, raw_is_bad: Tensor | None, rows: Sequence[int], positions: Sequence[tuple[SegmentRows, int]], margins: bool
 ) -> dict[int, _RowSample]:
     """Sample some rows; positions are their (segment, row in it)."""
+    tested = [i for i, (segment, j) in enumerate(positions) if segment.slot.tests_ratio and j < len(segment.draft_ids)]
+    if tested:
+        assert not margins, f"margins of {len(tested)} rows that test a ratio"
+        kept = set(tested)
+        others = [i for i in range(len(rows)) if i not in kept]
+        samples = _check_drafts(processed, raw_is_bad, [rows[i] for i in tested], [positions[i] for i in tested])
+        return samples | _sample(processed, raw_is_bad, [rows[i] for i in others], [positions[i] for i in others], margins) if others else samples
     if len(rows) < len(processed):
         index = torch.tensor(rows, device=processed.device)
         processed, raw_is_bad = processed[index], None if raw_is_bad is None else raw_is_bad[index]
@@ -138,6 +149,28 @@ def _sample(
     row_margins = sampled.margins if margins else [None] * len(rows)
     samples = zip(sampled.token_ids.tolist(), is_bad.tolist(), row_margins, strict=True)
     return {row: _RowSample(*sample) for row, sample in zip(rows, samples, strict=True)}
+
+
+def _check_drafts(
+    processed: Tensor, raw_is_bad: Tensor | None, rows: Sequence[int], positions: Sequence[tuple[SegmentRows, int]]
+) -> dict[int, _RowSample]:
+    """Tokens of rows that test a ratio: the draft, or what stands in its place."""
+    device, index = processed.device, torch.tensor(rows, device=processed.device)
+    drafts = [segment.draft_ids[j] for segment, j in positions]
+    candidate_ids, candidate_probs = _candidates(positions)
+    token_ids, is_bad = check_drafts(
+        processed[index], _sampler_rows(positions, device), torch.tensor(drafts, device=device), candidate_ids.to(device), candidate_probs.to(device)
+    )
+    if raw_is_bad is not None:
+        is_bad = is_bad | raw_is_bad[index]
+    return {row: _RowSample(*sample, None) for row, *sample in zip(rows, token_ids.tolist(), is_bad.tolist(), strict=True)}
+
+
+def _candidates(positions: Sequence[tuple[SegmentRows, int]]) -> tuple[Tensor, Tensor]:
+    """What the draft of each row was drawn from: ids [R, m] int64 and probabilities [R, m] float32, padded to the most."""
+    parts = [one_hot(segment.draft_ids[j : j + 1]) if segment.proposals is None else segment.proposals.only(j) for segment, j in positions]
+    joined = join_rows(parts)
+    return torch.from_numpy(joined.token_ids).long(), torch.from_numpy(joined.probs)
 
 
 def _sampler_rows(positions: Sequence[tuple[SegmentRows, int]], device: torch.device) -> SamplerRows:

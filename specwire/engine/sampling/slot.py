@@ -23,6 +23,7 @@ class SlotSampling:
         num_prompt_tokens: how many of them are the prompt.
         eos_token_ids: masked, like params.stop_token_ids, below min_tokens; not if params.ignore_eos.
         synthetic_rates: None = strict acceptance; else P(first i drafts accepted) for i = 1, 2, ..., checked by the caller.
+        tests_ratio: drafts are accepted by the ratio test, unless the sequence is greedy: that stays strict.
         device: where the logits will be.
 
     Raises:
@@ -40,6 +41,7 @@ class SlotSampling:
         num_prompt_tokens: int,
         eos_token_ids: Sequence[int] = (),
         synthetic_rates: Sequence[float] | None = None,
+        tests_ratio: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         params.check_vocab(vocab_size)
@@ -51,6 +53,7 @@ class SlotSampling:
         self.vocab_size = vocab_size
         self.num_prompt_tokens = num_prompt_tokens
         self.conditional_rates = None if synthetic_rates is None else conditional_rates(synthetic_rates)
+        self.tests_ratio = tests_ratio and not params.is_greedy
 
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
         banned_ids = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
