@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from specwire.messages import DraftOpen
 from specwire.policy.grades import UNKNOWN
+from specwire.proposals import RowProposals
 
 if TYPE_CHECKING:
     from .link import DraftLink
@@ -22,6 +23,7 @@ class DraftSlot:
 
     Attributes:
         drafts, confidences: of the last answer, equally many; a score that is NaN is none.
+        proposals: what those drafts were drawn from; None = nothing else could have been drafted, or nobody asked.
         group: what kind of drafts they are, once adaptive verification has asked for it.
         num_waits: rounds that it was given for its last catching up; 0 = it has caught up. ask_round: it is not asked in rounds before this one.
         quality, grade: how good they were lately, and graded_step, the last one that said so (specwire.policy.grades).
@@ -45,6 +47,7 @@ class DraftSlot:
         "num_told_blocks",
         "num_waits",
         "parent_round",
+        "proposals",
         "quality",
         "sequence",
     )
@@ -69,6 +72,7 @@ class DraftSlot:
         self.base_len = 0
         self.drafts: list[int] = []
         self.confidences = NO_SCORES
+        self.proposals: RowProposals | None = None
 
     def wait(self, round_: int) -> None:
         """It was catching up when it was asked for drafts of this round: it is asked again in the next one, then with ever longer breaks, since an

@@ -25,6 +25,7 @@ from .limits import check_instance
 from .link import DraftLink
 from .peers import VerifierPeer, VerifyStream, answer_in_time, greet
 from .pins import Pins
+from .proposals import list_proposals
 from .sequence import Sequence
 from .slots import Round, Slot
 
@@ -48,6 +49,7 @@ class Lane:
         in_flight: rounds that are not answered.
         is_lockstep: the last round carried drafts, so that nothing can follow it before its answer, or only the other half batch.
         half_batches_from: see `least_halved`.
+        tests_ratio: the verifier wants to know what drafts were drawn from.
         num_free_blocks: as of the last answer, without those promised to rounds in flight.
         preempted_round: rounds before this one were sent before the last preemption took effect.
         pins: its sequences that look for a drafter.
@@ -84,6 +86,7 @@ class Lane:
         self.is_canary_adaptive: bool | None = None
         self.policy: LanePolicy | None = None
         self.num_speculative_tokens = self.vocab_size = 0
+        self.tests_ratio = False
         self.block_size = 1
         self.num_blocks = 0
         self.verify_cost = VerifyCost()
@@ -158,10 +161,12 @@ class Lane:
         assert self._stream is not None, "a lane that steps has a stream"
         closes, self.closes = self.closes, []
         opens = [slot.open(self.eos_token_ids) for slot in opened]
+        proposals = list_proposals(slots, rows) if self.tests_ratio and plan.is_drafting else None
         traceparents = self.telemetry.launching(self, slots, rows, plan)
-        self._stream.send(
-            VerifyRound(self._session, self.index, self.next_round, closes, opens, rows, traceparents=traceparents, sent_ns=time.time_ns())
+        round_ = VerifyRound(
+            self._session, self.index, self.next_round, closes, opens, rows, proposals=proposals, traceparents=traceparents, sent_ns=time.time_ns()
         )
+        self._stream.send(round_)
         plan.times.sent_ns = time.monotonic_ns()
         self.in_flight.append(Round(self.next_round, opened, rows, slots, plan))
         self.next_round += 1
@@ -235,6 +240,7 @@ class Lane:
         self.num_speculative_tokens, self.vocab_size = engine.num_speculative_tokens, engine.vocab_size
         self.block_size = description.block_size or 1
         self.num_blocks, self.verify_cost = description.num_blocks, description.verify_cost
+        self.tests_ratio = description.rejection_sample_method == "probabilistic"
         self.chunk_limit = ChunkLimit(self.admission.config.max_decode_gap_ms, self.verify_cost, self.block_size, f"lane {self.index}: its verifier")
         self.eos_token_ids = description.eos_token_ids
         self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))

@@ -274,7 +274,7 @@ class DraftLink:
         if result.round:
             self.draft_ms = max(0, result.timing.finished_ns - result.timing.started_ns) / 1e6
             self.lane.telemetry.drafted(self, result)
-        take_rows(self, result.rows, is_asked=result.round > 0)
+        take_rows(self, result.rows, is_asked=result.round > 0, proposals=result.proposals)
         if result.round:
             asked = self.asked
             if asked.says_speed(reply_s):

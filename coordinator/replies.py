@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specwire.messages import DraftRowResult, RowStatus
+from specwire.errors import InvalidArgumentError
+from specwire.messages import DraftRowResult, Proposals, RowStatus
+from specwire.proposals import RowProposals, split_proposals, what_is_wrong
 
 from .draft_slot import NO_SCORES, DraftSlot
 
@@ -18,13 +20,18 @@ _OK = RowStatus.OK
 _NO_SCORE = array("f", [float("nan")])
 
 
-def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) -> None:
-    """Keeps the drafts of rows that are fresh and sane; rows that nobody asked for may have K drafts."""
+def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool, proposals: Proposals | None = None) -> None:
+    """Keeps the drafts of rows that are fresh and sane; rows that nobody asked for may have K drafts.
+
+    Args:
+        proposals: what the drafts were drawn from; looked at only if the verifier does.
+    """
     lane, slots = link.lane, link.slots
     counters, num_asked, vocab_size = lane.counters, lane.num_speculative_tokens, lane.vocab_size
     all_are_sane = _are_sane(rows, vocab_size)
     _note_scores(link, rows)
-    for row in rows:
+    drawn, are_garbage = _drawn(link, rows, proposals) if proposals is not None and link.lane.tests_ratio else (None, False)
+    for number, row in enumerate(rows):
         status, index, epoch, base_len, drafts, confidences, error = row
         place = slots.get(index)
         if place is None or place.epoch != epoch or base_len != len(place.sequence.token_ids):
@@ -35,17 +42,35 @@ def take_rows(link: "DraftLink", rows: list[DraftRowResult], *, is_asked: bool) 
             len(drafts) > (place.num_asked if is_asked else num_asked)
             or len(confidences) not in (0, len(drafts))
             or not (all_are_sane or _are_sane([row], vocab_size))
+            or are_garbage
+            or (drawn is not None and _is_garbage(drafts, drawn[number], vocab_size))
         ):
             counters.num_garbage_drafts += 1
             counters.fallbacks["garbage"] += 1
             address = link.drafter.address
             lane.log.warning(f"garbage {address}", "drafter %s sent %d drafts that no drafter should send; dropped", address, len(drafts))
             place.base_len, place.drafts, place.confidences = base_len, [], NO_SCORES  # an answer that is worth nothing, which is worth knowing
+            place.proposals = None
         else:
             place.base_len = base_len
             place.drafts = drafts
+            place.proposals = None if drawn is None else drawn[number]
             place.confidences = confidences or _NO_SCORE * len(drafts)
             place.num_failures = place.num_waits = 0
+
+
+def _drawn(link: "DraftLink", rows: list[DraftRowResult], proposals: Proposals) -> tuple[list[RowProposals | None] | None, bool]:
+    """What each row's drafts were drawn from, and whether that can't be told: then no draft of the answer is of use."""
+    try:
+        return split_proposals(proposals, [row.draft_tokens for row in rows]), False
+    except InvalidArgumentError as error:
+        link.lane.log.warning(f"proposals {link.drafter.address}", "drafter %s: %s", link.drafter.address, error)
+        return None, True
+
+
+def _is_garbage(drafts: list[int], proposals: RowProposals | None, vocab_size: int) -> bool:
+    """Whether the drafts can't have been drawn from these candidates."""
+    return proposals is not None and bool(what_is_wrong(drafts, proposals, vocab_size))
 
 
 def _are_sane(rows: list[DraftRowResult], vocab_size: int) -> bool:

@@ -12,6 +12,7 @@ from specwire.engine.heads.head import BlockHead, Candidates
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 
+from .drawn import Drawn
 from .head_forward import HeadRow, HeadSampler
 
 
@@ -22,17 +23,18 @@ class BlockForward:
         head: the model.
         config: shape of its layers.
         kv_cache: of its layers, where and in the dtype that it is computed in.
+        num_candidates: see `HeadSampler`.
     """
 
     shift = 0
     num_repeated = 0
 
-    def __init__(self, head: BlockHead, config: ModelConfig, kv_cache: KVCache) -> None:
+    def __init__(self, head: BlockHead, config: ModelConfig, kv_cache: KVCache, num_candidates: int = 0) -> None:
         self.counts = PassCounts()
         self._head = head
         self._kv_cache = kv_cache
         self._group = config.num_heads // config.num_kv_heads
-        self._sampler = HeadSampler(head.vocabulary)
+        self._sampler = HeadSampler(head.vocabulary, num_candidates)
         self._device, self._dtype = kv_cache.layers[0].device, kv_cache.layers[0].dtype
 
     def num_lookahead(self, num_drafts: int) -> int:
@@ -61,27 +63,27 @@ class BlockForward:
         hidden = head.forward(batch, self._kv_cache).view(len(rows), head.num_queries, -1)
         hidden = hidden[:, head.first_draft : head.first_draft + num_drafts]  # [R, num_drafts, hidden_size]
         logits = self._sampler.logits(hidden.flatten(0, 1)).view(len(rows), num_drafts, -1)
-        token_ids, scores = self._draw(rows, hidden, logits)
-        return [DraftTokens(ids[: row.num_drafts], probs[: row.num_drafts]) for row, ids, probs in zip(rows, token_ids, scores, strict=True)]
+        drafts = self._draw(rows, hidden, logits)
+        return [drafted.first(row.num_drafts) for row, drafted in zip(rows, drafts, strict=True)]
 
-    def _draw(self, rows: Sequence[HeadRow], hidden: torch.Tensor, logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
-        """Token ids and scores [R, num_drafts], one draft after another: each may depend on the one before it."""
+    def _draw(self, rows: Sequence[HeadRow], hidden: torch.Tensor, logits: torch.Tensor) -> list[DraftTokens]:
+        """num_drafts of each row, one draft after another: each may depend on the one before it."""
         head, slots = self._head, [row.slot for row in rows]
         num_drafts = logits.shape[1]
         previous = torch.tensor([row.last_token for row in rows], device=self._device)
         every = Candidates(None, logits.flatten(0, 1)) if head.markov is None else head.markov.candidates(logits.flatten(0, 1))
         columns = None if every.columns is None else every.columns.unflatten(0, (-1, num_drafts))
         values = every.logits.unflatten(0, (-1, num_drafts))
-        token_ids, scores = [], []
+        drawn = Drawn(len(rows))
         for position in range(num_drafts):
             candidates = Candidates(None if columns is None else columns[:, position], values[:, position])
             if head.markov is not None:
                 candidates = candidates._replace(logits=head.markov.biased(candidates, previous))
             samples = self._sampler.draw(candidates.logits, slots, [row.end + 1 + position for row in rows], candidates.columns)
-            scores.append(samples.probs if head.confidence is None else head.confidence(hidden[:, position], previous, position))
-            token_ids.append(samples.token_ids)
+            scores = None if head.confidence is None else head.confidence(hidden[:, position], previous, position).clamp(max=1.0).tolist()
+            drawn.add(range(len(rows)), samples, scores)
             previous = samples.token_ids
-        return torch.stack(token_ids, 1).tolist(), torch.stack(scores, 1).clamp(max=1.0).tolist()
+        return drawn.drafts()
 
     def _batch(self, segments: Sequence[Segment], *, attends: bool) -> RaggedBatch:
         batch = RaggedBatch.from_segments(

@@ -253,7 +253,7 @@ class DraftHead:
         scores = [drafted.probs for drafted in drafts]
         if self._calibration is not None:
             scores = self._calibration(scores, [self._sequences[row.slot].temperature for row in rows])
-        return [Drafts(RowStatus.OK, drafted.token_ids, row) for drafted, row in zip(drafts, scores, strict=True)]
+        return [Drafts(RowStatus.OK, drafted.token_ids, row, drafted.proposals) for drafted, row in zip(drafts, scores, strict=True)]
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         size = self._description.vocab_size

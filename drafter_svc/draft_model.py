@@ -256,9 +256,9 @@ class DraftModel:
                 self._behind.pop(seq_id, None)
         drafts = results()
         if self._feeds_drafts:
-            for row, (token_ids, _) in zip(rows, drafts, strict=True):
-                self._sequences[row.slot].fed_drafts = token_ids[:-1]
-        return [_new(Drafts, (RowStatus.OK, token_ids, probs)) for token_ids, probs in drafts]
+            for row, drafted in zip(rows, drafts, strict=True):
+                self._sequences[row.slot].fed_drafts = drafted.token_ids[:-1]
+        return [_new(Drafts, (RowStatus.OK, *drafted)) for drafted in drafts]
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:

@@ -13,7 +13,9 @@ from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.runner import ModelRunner
 from specwire.engine.sampling.draft import DraftSamples, sample_draft
+from specwire.engine.sampling.proposal import propose_drafts
 
+from .drawn import Drawn
 from .vocab_mapping import VocabMapping
 
 
@@ -40,11 +42,21 @@ class DraftForward(Protocol):
 
 
 def make_forward(
-    model: Decoder, kv_cache: KVCache, *, max_num_seqs: int, max_num_drafts: int, max_model_len: int, max_chunk: int, use_graphs: bool
+    model: Decoder,
+    kv_cache: KVCache,
+    *,
+    max_num_seqs: int,
+    max_num_drafts: int,
+    max_model_len: int,
+    max_chunk: int,
+    use_graphs: bool,
+    num_candidates: int = 0,
 ) -> DraftForward:
-    """What suits the model's device; see `DraftRunner` for the sizes. A `DraftRunner` is to be captured before its first call."""
+    """What suits the model's device; see `DraftRunner` for the sizes, `EagerForward` for num_candidates, which is 0 on CUDA. A `DraftRunner` is to be
+    captured before its first call."""
     if model.device.type != "cuda":
-        return EagerForward(ModelRunner(model, kv_cache))
+        return EagerForward(ModelRunner(model, kv_cache), num_candidates=num_candidates)
+    assert not num_candidates, f"{num_candidates} candidates on {model.device}"
     return DraftRunner(
         model,
         kv_cache,
@@ -62,12 +74,14 @@ class EagerForward:
     Args:
         runner: the draft model.
         mapping: from its ids to the target's, which rows and drafts have; None = they are the same.
+        num_candidates: likeliest tokens that drafts are drawn from, with private noise; 0 = all, with the target's noise.
     """
 
-    def __init__(self, runner: ModelRunner, mapping: VocabMapping | None = None) -> None:
+    def __init__(self, runner: ModelRunner, mapping: VocabMapping | None = None, num_candidates: int = 0) -> None:
         self.counts = PassCounts()
         self._runner = runner
         self._mapping = mapping if mapping is None else mapping.to(runner.model.device)
+        self._num_candidates = num_candidates
         self._sampling: dict[int, DraftSampling] = {}
 
     def open(self, slot: int, sampling: DraftSampling) -> None:
@@ -81,14 +95,14 @@ class EagerForward:
 
     def launch(self, rows: Sequence[DraftRow]) -> Callable[[], list[DraftTokens]]:
         """See `DraftForward.launch`; nothing is left to wait for."""
-        drafts = [DraftTokens([], []) for _ in rows]
+        drawn = Drawn(len(rows))
         live = list(range(len(rows)))
         segments = [self._segment(row) for row in rows]
         for position in range(max((row.num_drafts for row in rows), default=0)):
             if position:
                 live = [index for index in live if rows[index].num_drafts > position]
                 segments = [
-                    Segment(self.model_ids(drafts[index].token_ids[-1:]), _end(rows[index]) + position - 1, rows[index].block_table) for index in live
+                    Segment(self.model_ids(drawn.token_ids[index][-1:]), _end(rows[index]) + position - 1, rows[index].block_table) for index in live
                 ]
             hidden, starts = self.run(segments)
             samples = self.draw(
@@ -96,10 +110,8 @@ class EagerForward:
                 [rows[index].slot for index in live],
                 [_end(rows[index]) + position for index in live],
             )
-            for index, token_id, prob in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
-                drafts[index].token_ids.append(token_id)
-                drafts[index].probs.append(prob)
-        return lambda: drafts
+            drawn.add(live, samples)
+        return drawn.drafts
 
     def model_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
         """What the draft model reads for the target's ids."""
@@ -117,13 +129,20 @@ class EagerForward:
         """A draft for each row of hidden states [R, hidden_size], in the target's ids, each of a slot and with the noise of an index."""
         logits, mapping = self._runner.logits(hidden, range(len(hidden))), self._mapping
         sampling = [self._sampling[slot] for slot in slots]
+        logits = logits if mapping is None else logits.index_select(1, mapping.columns)
+        target_ids = None if mapping is None else mapping.target_ids
+        temperatures, keys, choices = [one.temperature for one in sampling], [one.key for one in sampling], [one.choice for one in sampling]
+        if self._num_candidates:
+            return propose_drafts(
+                logits, self._num_candidates, temperatures=temperatures, keys=keys, indices=indices, choices=choices, target_ids=target_ids
+            )
         return sample_draft(
-            logits if mapping is None else logits.index_select(1, mapping.columns),
-            temperatures=[one.temperature for one in sampling],
-            keys=[one.key for one in sampling],
+            logits,
+            temperatures=temperatures,
+            keys=keys,
             indices=indices,
-            choices=[one.choice for one in sampling],
-            target_ids=None if mapping is None else mapping.target_ids,
+            choices=choices,
+            target_ids=target_ids,
             target_vocab_size=None if mapping is None else mapping.size,
         )
 

@@ -10,6 +10,7 @@ from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.graphs.draft_upload import DraftSampling
 from specwire.engine.heads.vocabulary import Vocabulary
 from specwire.engine.sampling.draft import DraftSamples, sample_draft, sample_draft_among
+from specwire.engine.sampling.proposal import propose_drafts
 
 
 class HeadRow(NamedTuple):
@@ -68,10 +69,16 @@ class HeadForward(Protocol):
 
 
 class HeadSampler:
-    """Draws drafts with the target's noise, in the target's ids."""
+    """Draws drafts in the target's ids.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    Args:
+        vocabulary: of the head.
+        num_candidates: likeliest tokens that drafts are drawn from, with private noise; 0 = all, with the target's noise.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, num_candidates: int = 0) -> None:
         self._vocabulary = vocabulary
+        self._num_candidates = num_candidates
         self._sampling: dict[int, DraftSampling] = {}
 
     def open(self, slot: int, sampling: DraftSampling) -> None:
@@ -90,8 +97,13 @@ class HeadSampler:
         """
         sampling, vocabulary = [self._sampling[slot] for slot in slots], self._vocabulary
         temperatures, keys, choices = [one.temperature for one in sampling], [one.key for one in sampling], [one.choice for one in sampling]
-        if columns is not None or vocabulary.target_ids is not None:
-            token_ids = columns if vocabulary.target_ids is None else vocabulary.target_ids if columns is None else vocabulary.target_ids[columns]
-            assert token_ids is not None, "neither columns nor ids"
+        token_ids = columns
+        if vocabulary.target_ids is not None:
+            token_ids = vocabulary.target_ids if columns is None else vocabulary.target_ids[columns]
+        if self._num_candidates:
+            return propose_drafts(
+                logits, self._num_candidates, temperatures=temperatures, keys=keys, indices=indices, choices=choices, target_ids=token_ids
+            )
+        if token_ids is not None:
             return sample_draft_among(token_ids.expand_as(logits), logits, temperatures=temperatures, keys=keys, indices=indices, choices=choices)
         return sample_draft(logits, temperatures=temperatures, keys=keys, indices=indices, choices=choices)

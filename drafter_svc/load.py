@@ -19,6 +19,7 @@ from specwire.phases import Phases
 from specwire.tokenizer import Tokenizer
 
 from .draft_model import DraftModel
+from .drawn import wanted_candidates
 from .forward import DraftForward, EagerForward, make_forward
 from .parallel import ParallelForward, read_mask_token_id
 from .vocab_mapping import VocabMapping, read_mapping
@@ -40,6 +41,7 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
     """
     spec, phases = config.speculative_config, phases or Phases()
     assert spec.model is not None, "a configuration with method draft_model names its model"
+    wanted_candidates(config)  # what can't be drafted is said before weights are loaded
     set_num_threads(config.num_threads)
     check_device(config.device)
     with phases.phase("files"):
@@ -119,7 +121,7 @@ def _eager_forward(
         return None
     if model.device.type == "cuda" and config.use_cuda_graphs:
         logger.warning("the draft model runs kernel by kernel: no graphs are captured with parallel_drafting or use_heterogeneous_vocab")
-    eager = EagerForward(ModelRunner(model, kv_cache), mapping)
+    eager = EagerForward(ModelRunner(model, kv_cache), mapping, wanted_candidates(config))
     return ParallelForward(eager, read_mask_token_id(folder, model.config.vocab_size)) if is_parallel else eager
 
 
@@ -133,6 +135,7 @@ def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_
         max_model_len=max_model_len,
         max_chunk=config.prefill_chunk,
         use_graphs=config.use_cuda_graphs,
+        num_candidates=wanted_candidates(config),
     )
 
 

@@ -22,6 +22,7 @@ from specwire.phases import Phases
 from .block import BlockForward
 from .device_forward import DeviceForward
 from .draft_head import DraftHead, Features
+from .drawn import wanted_candidates
 from .features import FeatureReader
 from .head_forward import HeadForward
 from .load import count_blocks, read_fingerprint
@@ -47,6 +48,7 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
     assert spec.model_method is not None, f"method is {spec.method}"
     if not name:
         raise InvalidArgumentError("method is mtp, but neither model nor the drafter's target_model is set; name the target, which has the MTP layer")
+    candidates = wanted_candidates(config)
     set_num_threads(config.num_threads)
     check_device(config.device)
     with phases.phase("files"):
@@ -69,6 +71,7 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
             max_num_seqs=config.max_num_seqs,
             greedy=spec.draft_sample_method == "greedy",
             sharpness=spec.draft_sharpness,
+            num_candidates=candidates,
             max_chunk=config.prefill_chunk,
             use_graphs=config.use_cuda_graphs,
             model_id=name,
@@ -101,6 +104,7 @@ def head_drafter(
     max_num_seqs: int,
     greedy: bool = False,
     sharpness: float = 1.0,
+    num_candidates: int = 0,
     max_chunk: int = 256,
     use_graphs: bool = True,
     model_id: str = "",
@@ -115,6 +119,7 @@ def head_drafter(
         max_num_seqs: most sequences; their numbers are below it.
         greedy: draft by argmax whatever the request's temperature.
         sharpness: multiplies the logits before noise.
+        num_candidates: see `HeadSampler`; 0 on a GPU.
         max_chunk: most rows of one pass without drafts, on a GPU.
         use_graphs: on a GPU, capture what can be captured.
 
@@ -143,8 +148,12 @@ def head_drafter(
         feature_sets=(FeatureSet(source.name, source.hash, source.layer_ids, source.width, str(source.dtype).removeprefix("torch.")),),
     )
     has_confidences = isinstance(loaded.head, DSparkHead) and loaded.head.confidence is not None
+    forward = _make_forward(
+        loaded, kv_cache, max_num_seqs=max_num_seqs, max_num_drafts=max_num_drafts, max_chunk=max_chunk, use_graphs=use_graphs,
+        num_candidates=num_candidates,
+    )  # fmt: skip
     return DraftHead(
-        _make_forward(loaded, kv_cache, max_num_seqs=max_num_seqs, max_num_drafts=max_num_drafts, max_chunk=max_chunk, use_graphs=use_graphs),
+        forward,
         features,
         source.width,
         description,
@@ -154,7 +163,16 @@ def head_drafter(
     )
 
 
-def _make_forward(loaded: LoadedHead, kv_cache: KVCache, *, max_num_seqs: int, max_num_drafts: int, max_chunk: int, use_graphs: bool) -> HeadForward:
+def _make_forward(
+    loaded: LoadedHead,
+    kv_cache: KVCache,
+    *,
+    max_num_seqs: int,
+    max_num_drafts: int,
+    max_chunk: int,
+    use_graphs: bool,
+    num_candidates: int,
+) -> HeadForward:
     """What suits the head and its device."""
     if isinstance(loaded.head, DFlashHead | DSparkHead):
         most = loaded.head.num_queries - loaded.head.first_draft
@@ -164,8 +182,9 @@ def _make_forward(loaded: LoadedHead, kv_cache: KVCache, *, max_num_seqs: int, m
             )
     if loaded.device.type != "cuda":
         if isinstance(loaded.head, DFlashHead | DSparkHead):
-            return BlockForward(loaded.head, loaded.config.layers, kv_cache)
-        return SequentialForward(loaded.head, loaded.config.layers, kv_cache)
+            return BlockForward(loaded.head, loaded.config.layers, kv_cache, num_candidates)
+        return SequentialForward(loaded.head, loaded.config.layers, kv_cache, num_candidates)
+    assert not num_candidates, f"{num_candidates} candidates on {loaded.device}"
     forward = DeviceForward(
         loaded.head,
         loaded.config.layers,

@@ -10,6 +10,7 @@ from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.extras import check_engine
 from specwire.messages import DraftOpen, FeatureHandle, RowStatus, ServiceDescription
 from specwire.phases import Phases
+from specwire.proposals import RowProposals
 from specwire.speculative_method import LOOKUP_METHODS
 
 from .feature_counts import FeatureCounts
@@ -34,11 +35,13 @@ class Drafts(NamedTuple):
 
     scores: one a draft token, in [0, 1]; the method's own measure of how likely the token is to be accepted once those before it
     are. Not yet a probability: whoever budgets by it calibrates it.
+    proposals: what the drafts were drawn from, with private noise; None: without, or nothing was drawn.
     """
 
     status: RowStatus
     token_ids: list[int] = []  # noqa: RUF012 - never written
     scores: list[float] = []  # noqa: RUF012 - never written
+    proposals: RowProposals | None = None
 
 
 def describe_lookup(method: str, model_id: str, *, max_num_drafts: int, max_model_len: int, max_num_seqs: int) -> ServiceDescription:

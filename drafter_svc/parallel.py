@@ -12,6 +12,7 @@ from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
 from specwire.errors import InvalidArgumentError
 
+from .drawn import Drawn
 from .forward import EagerForward
 
 _MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -73,6 +74,6 @@ class ParallelForward:
             [row.slot for row in rows for _ in range(row.num_drafts)],
             [row.start_position + len(row.token_ids) + position for row in rows for position in range(row.num_drafts)],
         )
-        token_ids, probs = iter(samples.token_ids.tolist()), iter(samples.probs.clamp(max=1.0).tolist())
-        drafts = [DraftTokens([next(token_ids) for _ in range(row.num_drafts)], [next(probs) for _ in range(row.num_drafts)]) for row in rows]
-        return lambda: drafts
+        drawn = Drawn(len(rows))
+        drawn.add([index for index, row in enumerate(rows) for _ in range(row.num_drafts)], samples)
+        return drawn.drafts

@@ -12,6 +12,7 @@ from specwire.engine.heads.head import SequentialHead
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 
+from .drawn import Drawn
 from .head_forward import HeadRow, HeadSampler
 
 
@@ -22,17 +23,18 @@ class SequentialForward:
         head: the model.
         config: shape of its layers.
         kv_cache: of its layers, where and in the dtype that it is computed in.
+        num_candidates: see `HeadSampler`.
     """
 
     shift = 1
     num_repeated = 1
 
-    def __init__(self, head: SequentialHead, config: ModelConfig, kv_cache: KVCache) -> None:
+    def __init__(self, head: SequentialHead, config: ModelConfig, kv_cache: KVCache, num_candidates: int = 0) -> None:
         self.counts = PassCounts()
         self._head = head
         self._kv_cache = kv_cache
         self._group = config.num_heads // config.num_kv_heads
-        self._sampler = HeadSampler(head.vocabulary)
+        self._sampler = HeadSampler(head.vocabulary, num_candidates)
         self._device, self._dtype = kv_cache.layers[0].device, kv_cache.layers[0].dtype
 
     def num_lookahead(self, num_drafts: int) -> int:
@@ -51,14 +53,14 @@ class SequentialForward:
     @torch.inference_mode()
     def draft(self, rows: Sequence[HeadRow]) -> list[DraftTokens]:
         """See `HeadForward.draft`. Of all rows that still want one, a draft a pass."""
-        drafts = [DraftTokens([], []) for _ in rows]
+        drawn = Drawn(len(rows))
         live, residual = list(range(len(rows))), self._first_pass(rows)
         for position in range(max(row.num_drafts for row in rows)):
             if position:
                 wanted = [i for i, index in enumerate(live) if rows[index].num_drafts > position]
                 live = [live[i] for i in wanted]
                 features = self._head.carry(residual if len(wanted) == len(residual) else residual[torch.tensor(wanted, device=self._device)])
-                segments = [Segment([drafts[i].token_ids[-1]], rows[i].end + position - 1, rows[i].block_table) for i in live]
+                segments = [Segment([drawn.token_ids[i][-1]], rows[i].end + position - 1, rows[i].block_table) for i in live]
                 residual = self._pass(segments, features)
             # Row i predicts the token at i + 2.
             samples = self._sampler.draw(
@@ -66,10 +68,8 @@ class SequentialForward:
                 [rows[index].slot for index in live],
                 [rows[index].end + 1 + position for index in live],
             )
-            for index, token_id, prob in zip(live, samples.token_ids.tolist(), samples.probs.clamp(max=1.0).tolist(), strict=True):
-                drafts[index].token_ids.append(token_id)
-                drafts[index].probs.append(prob)
-        return drafts
+            drawn.add(live, samples)
+        return drawn.drafts()
 
     def _first_pass(self, rows: Sequence[HeadRow]) -> torch.Tensor:
         features = torch.cat([row.features.to(self._device) for row in rows])

@@ -113,7 +113,7 @@ class Session:
         statuses: list[RowStatus] = []
         for row, plan in zip(rows, plans, strict=True):
             if isinstance(plan, Ask):
-                status, token_ids, scores = next(drafts)
+                status, token_ids, scores, _ = next(drafts)
                 statuses.append(status)
                 results.append(_new(DraftRowResult, (status, *row[:3], token_ids, array("f", scores), "")))
             else:

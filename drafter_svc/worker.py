@@ -9,10 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import islice
 from typing import NamedTuple
 
 from specwire.errors import InternalError, SpecwireError
 from specwire.messages import DraftResult, DraftRound, DraftRowResult, RoundTiming
+from specwire.proposals import join_proposals
 from specwire.tracing import Tracer
 
 from .cost import DraftProfile, measure_draft_cost
@@ -180,7 +182,7 @@ class Worker:
                 planned.append((job, job.message, plans))
         asks = [plan for _, _, plans in planned for plan in plans if isinstance(plan, Ask)]
         try:
-            drafts = iter(method.propose(asks) if asks else ())
+            drafts = method.propose(asks) if asks else []
         except Exception as error:
             for job, message, _ in planned:
                 trace_draft(self._tracer, message, RoundTiming(job.received_ns, started_ns, time.time_ns()), error)
@@ -192,13 +194,18 @@ class Worker:
         if asks:
             self._num_faults = 0
             self.metrics.batch_drafted(started_ns, finished_ns)
+        left, proposes = iter(drafts), any(one.proposals is not None for one in drafts)
         for job, message, plans in planned:
-            rows = job.session.answer(message.rows, plans, drafts)
+            own, proposals = left, None
+            if proposes:
+                mine = list(islice(left, sum(isinstance(plan, Ask) for plan in plans)))
+                own, proposals = iter(mine), join_proposals([(one.token_ids, one.proposals) for one in mine])
+            rows = job.session.answer(message.rows, plans, own)
             timing = RoundTiming(job.received_ns, started_ns, finished_ns)
             if rows:
                 self.metrics.round_answered(rows, started_ns - job.received_ns)
             trace_draft(self._tracer, message, timing, rows, reading)
-            job.session.deliver(DraftResult(message.session, message.lane, message.round, rows, timing=timing) if rows else None)
+            job.session.deliver(DraftResult(message.session, message.lane, message.round, rows, proposals, timing=timing) if rows else None)
 
     def _apply(self, job: _Job) -> list[Ask | DraftRowResult] | None:
         """Brings a session up to its message's state; None where nothing is to be answered (the session is over)."""

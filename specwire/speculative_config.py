@@ -12,9 +12,9 @@ from specwire.policy.schedule import validate_schedule
 from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
 from specwire.speculative_method import METHOD_ALIASES, MODEL_METHODS, check_method, check_options, inferred_method
 
-_REJECTION_METHODS = ("strict", "synthetic")
+_REJECTION_METHODS = ("strict", "probabilistic", "synthetic")
 _REJECTION_ALIASES = {"standard": "strict"}
-_LATER_REJECTION = ("probabilistic", "block")
+_LATER_REJECTION = ("block",)
 _DEFAULT_NUM_TOKENS = 5
 MAX_NUM_TOKENS = 128
 """Largest K that may be configured."""
@@ -46,7 +46,8 @@ class SpeculativeConfig:
         suffix_decoding_max_spec_factor: suffix: most draft tokens for each token of the match.
         suffix_decoding_min_token_prob: suffix: a draft ends where less than this share of the match's occurrences go on like it.
         suffix_decoding_corpus_tokens: suffix: most tokens of the past answers, over all tenants.
-        rejection_sample_method: strict is exact; synthetic accepts by configured rates, for benchmarks.
+        rejection_sample_method: strict emits the target's own samples, whatever is drafted; probabilistic, the ratio test, emits others of the same
+            distribution and accepts more; synthetic accepts by configured rates, for benchmarks.
         synthetic_acceptance_rates: synthetic: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
         synthetic_acceptance_length: synthetic: mean tokens of a step, from 1 to K + 1, instead of rates.
         draft_sample_method: probabilistic samples drafts with the request's own noise and temperature; greedy takes the most likely token.
@@ -195,7 +196,12 @@ class SpeculativeConfig:
                 f"rejection_sample_method is {self.rejection_sample_method!r}, but must be one of {', '.join(_REJECTION_METHODS)}"
             )
         rates, length, num_tokens = self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
-        if self.rejection_sample_method == "strict":
+        if self.rejection_sample_method == "probabilistic" and self.enable_adaptive_verification:
+            raise InvalidArgumentError(
+                "rejection_sample_method is probabilistic, but enable_adaptive_verification chooses drafts by their scores, which changes what a "
+                "ratio test emits; use strict, or leave enable_adaptive_verification out"
+            )
+        if self.rejection_sample_method != "synthetic":
             if rates is not None or length is not None:
                 raise InvalidArgumentError(
                     "synthetic_acceptance_rates and synthetic_acceptance_length need rejection_sample_method synthetic; set it, or remove them"

@@ -164,7 +164,7 @@ SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3
         ({"draft_sharpness": float("nan")}, ["draft_sharpness is nan"]),
         ({"draft_sharpness": "2"}, ["draft_sharpness is '2'"]),
         ({"max_model_len": 0}, ["max_model_len is 0", "from 1"]),
-        ({"rejection_sample_method": "typical"}, ["rejection_sample_method is 'typical'", "strict, synthetic"]),
+        ({"rejection_sample_method": "typical"}, ["rejection_sample_method is 'typical'", "strict, probabilistic, synthetic"]),
         ({"rejection_sample_method": ["strict"]}, ["rejection_sample_method is ['strict']"]),
         (SYNTHETIC, ["exactly one of synthetic_acceptance_rates and synthetic_acceptance_length"]),
         ({**SYNTHETIC, "synthetic_acceptance_rates": [1, 0, 0], "synthetic_acceptance_length": 2}, ["exactly one of"]),
@@ -325,10 +325,18 @@ def test_a_list_of_lookups_and_at_most_one_with_a_model_is_taken() -> None:
         SpeculativeConfig.from_dict({"method": ["ngram", "medusa"], "model": "some/head"})
 
 
-@pytest.mark.parametrize("method", ["probabilistic", "block"])
-def test_rejection_methods_that_are_not_built_are_named(method: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"rejection_sample_method '{method}' is not built; use one of strict, synthetic"):
-        SpeculativeConfig.from_dict({"rejection_sample_method": method})
+def test_rejection_methods_that_are_not_built_are_named() -> None:
+    with pytest.raises(UnsupportedError, match="rejection_sample_method 'block' is not built; use one of strict, probabilistic, synthetic"):
+        SpeculativeConfig.from_dict({"rejection_sample_method": "block"})
+
+
+def test_the_ratio_test_needs_drafts_that_nobody_chose() -> None:
+    values = {"rejection_sample_method": "probabilistic", "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, 0]]}
+    assert SpeculativeConfig.from_dict(values).rejection_sample_method == "probabilistic"
+    with pytest.raises(InvalidArgumentError, match="use strict, or leave enable_adaptive_verification out"):
+        SpeculativeConfig.from_dict(values | {"enable_adaptive_verification": True})
+    with pytest.raises(InvalidArgumentError, match="need rejection_sample_method synthetic"):
+        SpeculativeConfig.from_dict(values | {"synthetic_acceptance_length": 2})
 
 
 @pytest.mark.parametrize(

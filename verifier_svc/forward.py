@@ -95,7 +95,7 @@ def _sample(runner: ModelRunner, hidden: torch.Tensor, segments: Sequence[Segmen
 def _segment_rows(segment: Segment) -> SegmentRows:
     sampling = segment.slot.sampling
     assert sampling is not None, f"slot {segment.slot.slot} has no sampling state: {segment.slot.error}"
-    return SegmentRows(sampling, segment.start_position + segment.num_known, segment.draft_tokens)
+    return SegmentRows(sampling, segment.start_position + segment.num_known, segment.draft_tokens, proposals=segment.proposals)
 
 
 def _check_filled(hidden: torch.Tensor, ends: Sequence[int]) -> list[SegmentTokens]:

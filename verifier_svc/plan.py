@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from specwire.errors import InvalidArgumentError
 from specwire.messages import VerifyRow
+from specwire.proposals import RowProposals, what_is_wrong
 from specwire.token_ids import check_token_ids
 
 from .slots import Slot, VerifierLimits
@@ -24,6 +25,7 @@ class Segment(NamedTuple):
     draft_tokens: list[int]
     samples: bool  # whether it reaches the end of the known tokens, and so emits
     from_device: bool = False  # the first token is the slot's last one, which is not read yet
+    proposals: RowProposals | None = None  # what the drafts were drawn from
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -79,14 +81,15 @@ def plan_common_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segme
             return None
         if drafts and not (len(drafts) <= limits.max_num_draft_tokens and min(drafts) >= 0 and max(drafts) < limits.vocab_size):
             return None
-    return _new(Segment, (slot, base_len - 1, 1, drafts, True, num_unread > 0))
+    return _new(Segment, (slot, base_len - 1, 1, drafts, True, num_unread > 0, None))
 
 
-def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segment | None:
+def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits, proposals: RowProposals | None = None) -> Segment | None:
     """The segment of a fresh row of a live slot; None for a queued prefill chunk that finds nothing left.
 
     Args:
         slot: without unread drafts; without unread tokens, too, if the row names its first token.
+        proposals: what the row's drafts were drawn from; None = nothing else could have been drafted.
 
     Raises:
         InvalidArgumentError: the row is BAD.
@@ -99,7 +102,9 @@ def plan_row(slot: Slot, row: VerifyRow, limits: VerifierLimits) -> Segment | No
         samples = slot.num_launched_tokens + num_tokens == slot.num_opened_tokens
         return Segment(slot, slot.num_launched_tokens, num_tokens, [], samples)
     _check_decode(slot, row, limits)
-    return Segment(slot, row.base_len - 1, 1, row.draft_tokens, samples=True, from_device=slot.num_unread_tokens > 0)
+    if proposals is not None and (wrong := what_is_wrong(row.draft_tokens, proposals, limits.vocab_size)):
+        raise InvalidArgumentError(f"of the row's drafts {wrong}; send what they were drawn from")
+    return Segment(slot, row.base_len - 1, 1, row.draft_tokens, True, slot.num_unread_tokens > 0, proposals)
 
 
 def _check_prefill(row: VerifyRow) -> None:

@@ -75,7 +75,7 @@ class RoundReader:
 
     def _settle(self, number: int, segment: Segment, output: SegmentTokens) -> VerifyRowResult:
         """Takes good numbers into the slot; the row's answer."""
-        slot, start, num_known, drafts, samples, _ = segment
+        slot, start, num_known, drafts, samples, *_ = segment
         num_accepted, emitted, is_bad, logprobs, _ = output
         slot.num_unread_rows -= 1
         slot.num_unread_tokens -= samples

@@ -57,7 +57,7 @@ class RoundExecutor:
         places, block_table = self._places, blocks.block_table
         rows = []
         for segment in segments:
-            slot, start_position, _, drafts, samples, from_device = segment
+            slot, start_position, _, drafts, samples, from_device, _ = segment
             number, sampling = slot.slot, slot.sampling
             assert sampling is not None, f"slot {number} has no sampling state: {slot.error}"
             token_ids = UNREAD if from_device else segment.token_ids

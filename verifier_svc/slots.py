@@ -23,6 +23,7 @@ class VerifierLimits:
         max_num_draft_tokens: most drafts of a row (K_max).
         max_num_batched_tokens: most tokens of a round: prefill budgets, first tokens and drafts.
         synthetic_rates: None = strict acceptance; else the unconditional rates of sequences that bring none.
+        tests_ratio: sampled sequences' drafts are accepted by the ratio test.
     """
 
     vocab_size: int
@@ -31,6 +32,7 @@ class VerifierLimits:
     max_num_draft_tokens: int
     max_num_batched_tokens: int
     synthetic_rates: tuple[float, ...] | None = None
+    tests_ratio: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +103,7 @@ def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device)
             num_prompt_tokens=message.num_prompt_tokens,
             eos_token_ids=message.eos_token_ids,
             synthetic_rates=_synthetic_rates(message.synthetic_acceptance_rates, limits),
+            tests_ratio=limits.tests_ratio,
             device=device,
         )
     except (InvalidArgumentError, UnsupportedError) as error:
@@ -128,7 +131,8 @@ def _synthetic_rates(rates: tuple[float, ...], limits: VerifierLimits) -> tuple[
     if limits.synthetic_rates is None:
         if rates:
             raise InvalidArgumentError(
-                "synthetic_acceptance_rates were sent, but this verifier's rejection_sample_method is strict; "
+                "synthetic_acceptance_rates were sent, but this verifier's rejection_sample_method is "
+                f"{'probabilistic' if limits.tests_ratio else 'strict'}; "
                 "remove them, or start it with rejection_sample_method synthetic"
             )
         return None

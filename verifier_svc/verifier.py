@@ -20,6 +20,7 @@ from specwire.engine.block_manager import BlockManager
 from specwire.engine.graphs.runner import RoundCounts
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import RowStatus, SlotRef, VerifyOpen, VerifyResult, VerifyRound, VerifyRowResult
+from specwire.proposals import RowProposals, split_proposals
 
 from .executor import Executor
 from .features import FeatureBooks
@@ -98,21 +99,22 @@ class Verifier:
         """Starts one round: closes, opens, then all rows in one batch. Every row will be answered, in order.
 
         Raises:
-            InvalidArgumentError: an Open of a live slot, or of more slots than max_num_seqs.
-            UnsupportedError: proposals or conditional drafts. Either way nothing was changed.
+            InvalidArgumentError: an Open of a live slot, or of more slots than max_num_seqs; proposals of other lengths than the drafts.
+            UnsupportedError: conditional drafts, or proposals where drafts are compared. Either way nothing was changed.
         """
         self._check(request)
+        proposals = None if request.proposals is None else split_proposals(request.proposals, [row.draft_tokens for row in request.rows])
         for ref in request.closes:
             self._close(ref)
         opened = [self._open(message, request.round) for message in request.opens]
-        planned = self._plan_rows(request)
+        planned = self._plan_rows(request, proposals)
         segments = [plan for plan in planned if isinstance(plan, Segment)]
         num_padded_tokens = self.round_counts.num_padded_tokens
         pending = self._executor.launch(segments, self._blocks) if segments else None
         num_padded_tokens = self.round_counts.num_padded_tokens - num_padded_tokens
         # Only now: a slot must not be ahead of a round that could not be started.
         number = request.round
-        for slot, _, num_known, drafts, samples, _ in segments:
+        for slot, _, num_known, drafts, samples, *_ in segments:
             slot.launch(number, num_known, len(drafts), samples=samples)
         launched = LaunchedRound(request, planned, segments, pending, num_padded_tokens, opened)
         self._reader.unread.append(launched)
@@ -160,9 +162,13 @@ class Verifier:
             assert slot.error or counts == kept, f"slot {slot.slot}: unread rows, unread tokens, launched tokens are {counts}, kept {kept}"
 
     def _check(self, request: VerifyRound) -> None:
-        if request.proposals is not None or request.conditional is not None:
-            name = "proposals (the ratio test)" if request.proposals is not None else "conditional drafts"
-            raise UnsupportedError(f"round {request.round} carries {name}, which this verifier does not take; send plain draft tokens")
+        if request.conditional is not None:
+            raise UnsupportedError(f"round {request.round} carries conditional drafts, which this verifier does not take; send plain draft tokens")
+        if request.proposals is not None and not self.limits.tests_ratio:
+            raise UnsupportedError(
+                f"round {request.round} carries proposals (the ratio test), but this verifier compares drafts; send plain draft tokens, or start it "
+                "with rejection_sample_method probabilistic"
+            )
         if not request.opens:
             return
         live = {slot.slot for slot in self._slots.values() if SlotRef(slot.slot, slot.epoch) not in request.closes}
@@ -209,16 +215,16 @@ class Verifier:
         if slot.sampling is not None:
             self._executor.close(slot)
 
-    def _plan_rows(self, request: VerifyRound) -> list[Segment | Unrun | VerifyRowResult]:
+    def _plan_rows(self, request: VerifyRound, proposals: Sequence[RowProposals | None] | None) -> list[Segment | Unrun | VerifyRowResult]:
         """What becomes of each row. They are gone through in order: one may have unread rounds read, which the next ones depend on."""
         rows, limits, find, tally = request.rows, self.limits, self._slots.get, _Tally()
-        is_special = bool(request.overlays) or len({row.slot for row in rows}) < len(rows)
+        is_special = bool(request.overlays) or proposals is not None or len({row.slot for row in rows}) < len(rows)
         planned: list[Segment | Unrun | VerifyRowResult] = []
         for index, row in enumerate(rows):
             slot, num_tokens = find(row.slot), 1 + len(row.draft_tokens)
             segment = None if is_special or slot is None else plan_common_row(slot, row, limits)
             if slot is None or segment is None or tally.num_tokens + num_tokens > limits.max_num_batched_tokens:
-                planned.append(self._plan(request, index, tally))
+                planned.append(self._plan(request, index, tally, None if proposals is None else proposals[index]))
                 continue
             tally.num_tokens += num_tokens
             has_blocks = segment.start_position + num_tokens <= slot.num_reserved_tokens or self._reserve(segment)
@@ -233,12 +239,13 @@ class Verifier:
         slot.num_reserved_tokens = max(slot.num_reserved_tokens, -(-end // size) * size)
         return True
 
-    def _plan(self, request: VerifyRound, index: int, tally: _Tally) -> Segment | Unrun | VerifyRowResult:
+    def _plan(self, request: VerifyRound, index: int, tally: _Tally, proposals: RowProposals | None) -> Segment | Unrun | VerifyRowResult:
         """A row's segment, its blocks reserved, or what becomes of a row that the model need not see.
 
         Args:
             index: of the row.
             tally: of the rows before it; the row is added.
+            proposals: what the row's drafts were drawn from.
         """
         row = request.rows[index]
         slot = self._slots.get(row.slot)
@@ -254,7 +261,7 @@ class Verifier:
             self._take_cached(slot, self._blocks.look_up(slot.slot, slot.token_ids), request.round)
         try:
             self._check_row(request, index, slot, tally)
-            segment = plan_row(slot, row, self.limits)
+            segment = plan_row(slot, row, self.limits, proposals)
         except InvalidArgumentError as error:
             slot.kill(str(error), request.round)
             return Unrun(slot, RowStatus.BAD)

@@ -22,16 +22,23 @@ from specwire.engine.graphs.tensors import RoundLimits
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
+from specwire.proposals import RowProposals
 
 MakePasses = Callable[[Backend, torch.Tensor, torch.Tensor, DraftRows, DraftInputs, int], DraftPasses]
 """(kernels, upload, block tables, rows, following inputs, most tokens of a pass) -> the passes of a draft head."""
 
 
 class DraftTokens(NamedTuple):
-    """Drafts of one row, and the probability of each under the draft model."""
+    """Drafts of one row, the probability of each under the draft model, and what they were drawn from, if with private noise."""
 
     token_ids: list[int]
     probs: list[float]
+    proposals: RowProposals | None = None
+
+    def first(self, num_drafts: int) -> "DraftTokens":
+        """The leading drafts."""
+        proposals = None if self.proposals is None else self.proposals.first(num_drafts)
+        return DraftTokens(self.token_ids[:num_drafts], self.probs[:num_drafts], proposals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ def _sample(
         assert not margins, f"margins of {len(tested)} rows that test a ratio"
         kept = set(tested)
         others = [i for i in range(len(rows)) if i not in kept]
-        samples = _check_drafts(processed, raw_is_bad, [rows[i] for i in tested], [positions[i] for i in tested])
-        return samples | _sample(processed, raw_is_bad, [rows[i] for i in others], [positions[i] for i in others], margins) if others else samples
+        checked = _check_drafts(processed, raw_is_bad, [rows[i] for i in tested], [positions[i] for i in tested])
+        return checked | _sample(processed, raw_is_bad, [rows[i] for i in others], [positions[i] for i in others], margins) if others else checked
     if len(rows) < len(processed):
         index = torch.tensor(rows, device=processed.device)
         processed, raw_is_bad = processed[index], None if raw_is_bad is None else raw_is_bad[index]
@@ -163,7 +163,7 @@ def _check_drafts(
     )
     if raw_is_bad is not None:
         is_bad = is_bad | raw_is_bad[index]
-    return {row: _RowSample(*sample, None) for row, *sample in zip(rows, token_ids.tolist(), is_bad.tolist(), strict=True)}
+    return {row: _RowSample(token_id, bad, None) for row, token_id, bad in zip(rows, token_ids.tolist(), is_bad.tolist(), strict=True)}
 
 
 def _candidates(positions: Sequence[tuple[SegmentRows, int]]) -> tuple[Tensor, Tensor]:
