@@ -9,7 +9,7 @@ from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.sampling.draft import DraftSamples
 from specwire.engine.sampling.proposal import ProposedDrafts
 from specwire.errors import UnsupportedError
-from specwire.proposals import NUM_CANDIDATES, RowProposals
+from specwire.proposals import MAX_CANDIDATES, RowProposals
 
 
 def wanted_candidates(config: DrafterConfig) -> int:
@@ -26,7 +26,7 @@ def wanted_candidates(config: DrafterConfig) -> int:
             f"rejection_sample_method is probabilistic and device is {config.device}, but captured drafting has no private noise; use "
             "rejection_sample_method strict, draft_sample_method greedy, or device cpu"
         )
-    return NUM_CANDIDATES
+    return MAX_CANDIDATES
 
 
 class Drawn:

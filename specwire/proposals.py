@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from specwire.errors import InvalidArgumentError
 from specwire.messages import Proposals
 
-NUM_CANDIDATES = 32
-"""Candidates that a drafter draws from: the likeliest ones."""
-MAX_CANDIDATES = 128
-"""Most candidates of a draft in a message."""
+MAX_CANDIDATES = 32
+"""Candidates that a drafter draws from, the likeliest ones; more are not taken."""
+BYTES_PER_DRAFT = 8 * MAX_CANDIDATES
 _TOLERANCE = 1e-3
 
 

@@ -47,7 +47,7 @@ class SpeculativeConfig:
         suffix_decoding_min_token_prob: suffix: a draft ends where less than this share of the match's occurrences go on like it.
         suffix_decoding_corpus_tokens: suffix: most tokens of the past answers, over all tenants.
         rejection_sample_method: strict emits the target's own samples, whatever is drafted; probabilistic, the ratio test, emits others of the same
-            distribution and accepts more; synthetic accepts by configured rates, for benchmarks.
+            distribution; synthetic accepts by configured rates, for benchmarks.
         synthetic_acceptance_rates: synthetic: probability that the first i drafts are all accepted, for i = 1..K, non-increasing.
         synthetic_acceptance_length: synthetic: mean tokens of a step, from 1 to K + 1, instead of rates.
         draft_sample_method: probabilistic samples drafts with the request's own noise and temperature; greedy takes the most likely token.

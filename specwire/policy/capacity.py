@@ -7,6 +7,7 @@ from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError
 from specwire.messages import ServiceDescription
 from specwire.policy.schedule import dense_schedule, describe_clipping, schedule_ranges
+from specwire.proposals import BYTES_PER_DRAFT
 
 _MATCHING = ("weights_hash", "dtype", "numerics_version", "vocab_size", "tokenizer_fingerprint", "rejection_sample_method", "eos_token_ids")
 _BYTES_PER_TOKEN = 4
@@ -80,6 +81,8 @@ def describe_engine(config: CoordinatorConfig, verifiers: Sequence[ServiceDescri
     schedule = speculative.num_speculative_tokens_per_batch_size
     reasons += describe_clipping(schedule, num_speculative_tokens, max_num_seqs) if num_speculative_tokens else []
     num_bytes = _round_bytes(max_model_len, max_num_batched_tokens, max_num_seqs)
+    if verifiers[0].rejection_sample_method == "probabilistic":
+        num_bytes += min(max_num_seqs * num_speculative_tokens, max_num_batched_tokens) * BYTES_PER_DRAFT
     max_message_bytes = min([config.max_message_mb << 20, *(v.max_message_bytes for v in verifiers if v.max_message_bytes)])
     check_message_size(num_bytes, max_message_bytes)
     return EngineDescription(

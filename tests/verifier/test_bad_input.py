@@ -4,7 +4,7 @@ import pytest
 
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import ConditionalOutcome, LogitOverlay, Proposals, RowStatus, SlotRef
-from tests.verifier.harness import GREEDY, PROMPT, Rounds, decode, ids, open_message, poison, prefill, tiny_model
+from tests.verifier.harness import GREEDY, PROMPT, Rounds, decode, ids, make_verifier, open_message, poison, prefill, tiny_model
 
 OK, STALE, OUT_OF_BLOCKS, BAD = RowStatus.OK, RowStatus.STALE, RowStatus.OUT_OF_BLOCKS, RowStatus.BAD
 
@@ -83,6 +83,39 @@ def test_later_features_are_refused_by_name(rounds, fields, match):
     with pytest.raises(UnsupportedError, match=match):
         rounds.launch([decode(0, tokens)], **fields)
     assert rounds.launch([decode(0, tokens, parent=1)]).rows[0].status == OK  # nothing was changed
+
+
+WRONG_PROPOSALS = {
+    "id": (Proposals(2, [3, 61, 4, 4], [0.5, 0.5, 1.0, 0.0]), "outside of the vocabulary, 0 to 60"),
+    "sum": (Proposals(2, [3, 5, 4, 4], [0.5, 0.4, 1.0, 0.0]), "whose sum is 1"),
+    "nan": (Proposals(2, [3, 5, 4, 4], [float("nan"), 0.5, 1.0, 0.0]), "whose sum is 1"),
+    "negative": (Proposals(2, [3, 5, 4, 4], [1.5, -0.5, 1.0, 0.0]), "whose sum is 1"),
+    "another draft": (Proposals(2, [9, 5, 4, 4], [0.5, 0.5, 1.0, 0.0]), "none of the candidates"),
+    "no chance": (Proposals(2, [3, 5, 4, 4], [0.0, 1.0, 1.0, 0.0]), "none of the candidates"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_PROPOSALS)
+def test_drafts_that_were_not_drawn_so(model, name):
+    proposals, message = WRONG_PROPOSALS[name]
+    rounds = Rounds(make_verifier(model, tests_ratio=True))
+    texts = [PROMPT + rounds.open(slot, PROMPT, GREEDY.replace(temperature=1.0)).token_ids for slot in range(2)]
+    result = rounds.launch([decode(0, texts[0], [3]), decode(1, texts[1], [4])], proposals=proposals)
+    assert [row.status for row in result.rows] == [BAD, OK]
+    assert message in result.rows[0].error
+    assert rounds.launch([decode(1, texts[1] + result.rows[1].token_ids)]).rows[0].status == OK
+
+
+@pytest.mark.parametrize(
+    ("proposals", "message"),
+    [(Proposals(0, [], []), "0 candidates"), (Proposals(33, [3] * 33, [0.0] * 33), "1 to 32"), (Proposals(1, [3, 4], [1.0, 1.0]), "1 drafts")],
+)
+def test_proposals_of_other_lengths_change_nothing(model, proposals, message):
+    rounds = Rounds(make_verifier(model, tests_ratio=True))
+    tokens = PROMPT + rounds.open(0, PROMPT).token_ids
+    with pytest.raises(InvalidArgumentError, match=message):
+        rounds.launch([decode(0, tokens, [3])], proposals=proposals)
+    assert rounds.launch([decode(0, tokens, parent=1)]).rows[0].status == OK
 
 
 BAD_OPENS = {

@@ -194,7 +194,7 @@ class DraftRunner:
         token_ids, probs = numbers[:, 0].tolist(), numbers[:, 1].view(np.float32).tolist()
         drafts = [DraftTokens([], [])] * len(order)
         if nums_drafts[-1] == len(token_ids[0]):  # all have all; nothing to reorder
-            return list(map(tuple.__new__, repeat(DraftTokens), zip(token_ids, probs, strict=True)))
+            return list(map(tuple.__new__, repeat(DraftTokens), zip(token_ids, probs, repeat(None), strict=False)))
         for index, num_drafts, tokens, prob in zip(order, nums_drafts, token_ids, probs, strict=True):
             drafts[index] = DraftTokens(tokens[:num_drafts], prob[:num_drafts])
         return drafts
