@@ -63,7 +63,7 @@ def run_script(
         rows = [DraftRow(slot, known[slot], texts[slot][known[slot] :], table(slot), asked[slot]) for slot in slots if asked[slot] > 0]
         drafts = propose(runner, rows)
         answers.append(drafts)
-        for row, (own_ids, _), (token_ids, _) in zip(rows, drafts, followed[call] if followed else drafts, strict=True):
+        for row, (own_ids, *_), (token_ids, *_) in zip(rows, drafts, followed[call] if followed else drafts, strict=True):
             text, num_kept = texts[row.slot], rng.randint(0, len(token_ids))
             num_equal = next((i for i, pair in enumerate(zip(own_ids, token_ids, strict=True)) if pair[0] != pair[1]), len(own_ids))
             known[row.slot] = len(text) + min(num_kept, num_equal, len(token_ids) - 1)
@@ -78,7 +78,7 @@ def test_a_script_that_follows_other_drafts() -> None:
     model = tiny_model()
     expected = run_script(make(model), 6, 12)
     assert_same(run_script(make(model), 6, 12, followed=expected), expected)
-    wrong = [[DraftTokens([9] * len(token_ids), probs) for token_ids, probs in drafts] for drafts in expected]
+    wrong = [[DraftTokens([9] * len(token_ids), probs) for token_ids, probs, _ in drafts] for drafts in expected]
     first, second = (run_script(make(model, max_chunk=chunk), 6, 12, followed=wrong) for chunk in (CHUNK, 100))
     assert_same(first, second)
     assert first[1:] != expected[1:]
@@ -86,7 +86,7 @@ def test_a_script_that_follows_other_drafts() -> None:
 
 def assert_same(ours: Sequence[Sequence[DraftTokens]], others: Sequence[Sequence[DraftTokens]]) -> None:
     for drafts, expected in zip(ours, others, strict=True):
-        for (token_ids, probs), (other_ids, other_probs) in zip(drafts, expected, strict=True):
+        for (token_ids, probs, _), (other_ids, other_probs, _) in zip(drafts, expected, strict=True):
             assert token_ids == other_ids
             assert probs == pytest.approx(other_probs, abs=1e-5)
 
@@ -100,7 +100,7 @@ def test_kernels_equal_their_twins() -> None:
     answers = [run_script(runner, 4, 2, num_slots=2, k=2) for runner in runners]
     assert_same(*answers)
     assert {len(drafts) for drafts in answers[0]} == {1, 2}
-    assert {len(token_ids) for drafts in answers[0] for token_ids, _ in drafts} == {1, 2}
+    assert {len(token_ids) for drafts in answers[0] for token_ids, *_ in drafts} == {1, 2}
 
 
 @pytest.mark.gpu
@@ -151,14 +151,14 @@ def test_one_pass_a_draft_and_the_smallest_sizes() -> None:
         runner.open(slot, DraftSampling(0.0, slot, 0))
     rows = [DraftRow(slot, 0, [5, 6], table(slot), num_drafts) for slot, num_drafts in enumerate((1, 4, 2, 1, 1))]
     drafts = propose(runner, rows)
-    assert [len(token_ids) for token_ids, _ in drafts] == [1, 4, 2, 1, 1]
+    assert [len(token_ids) for token_ids, *_ in drafts] == [1, 4, 2, 1, 1]
     counts = runner.counts
     # Ten tokens in a pass of sixteen; two rows, then one twice.
     assert (counts.num_graph_passes, counts.num_eager_passes) == (4, 0)
     assert (counts.num_tokens, counts.num_padded_tokens) == (10 + 2 + 1 + 1, 16 + 2 + 1 + 1)
     assert propose(runner, []) == []
     # Alike for each row alone, in another order.
-    assert [propose(runner, [row])[0].token_ids for row in reversed(rows)] == [token_ids for token_ids, _ in reversed(drafts)]
+    assert [propose(runner, [row])[0].token_ids for row in reversed(rows)] == [token_ids for token_ids, *_ in reversed(drafts)]
 
 
 @pytest.mark.parametrize("lengths", [[100], [24, 24], [23, 2, 60], [1, 1, 1], [90, 90, 90, 90, 90]])
