@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,14 @@ import pytest
 import torch
 from scipy import stats
 
+import drafter_svc.worker
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.models.loader import load_model
-from specwire.messages import SpecStats
+from specwire.errors import UnsupportedError
+from specwire.messages import Proposals, SpecStats
 from specwire.sampling_params import SamplingParams
 from tests.engine.tiny_models import compute, make_runner, save_tiny_model
+from verifier_svc.loading import load_verifier
 from verifier_svc.verifier import Verifier
 
 from .invariance import add_spec
@@ -131,3 +134,29 @@ async def test_greedy_requests_are_the_targets(socket_dir: Path, folder: Path) -
         greedy, _ = await asyncio.gather(stack.client.generate(_PROMPT, params), stack.client.generate(_PROMPT, sampled))
     assert greedy.choices[0].token_ids == wanted
     assert greedy.spec.num_accepted_tokens == greedy.spec.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda p: Proposals(p.num_candidates, p.token_ids, [0.0] * len(p.probs)), lambda p: Proposals(p.num_candidates, p.token_ids[1:], p.probs[1:])],
+    ids=["no chances", "too few"],
+)
+async def test_wrong_proposals_cost_drafts_and_nothing_else(
+    socket_dir: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Proposals], Proposals]
+) -> None:
+    join = drafter_svc.worker.join_proposals
+    monkeypatch.setattr(drafter_svc.worker, "join_proposals", lambda rows: wrong(found) if (found := join(rows)) is not None else None)
+    async with tiny_stack(socket_dir, **configs(folder, _RATIO)) as stack:
+        result = await stack.client.generate(_PROMPT, SamplingParams(temperature=1.0, seed=1, max_tokens=20, ignore_eos=True))
+        counters = stack.coordinator.engine.counters
+        assert len(result.choices[0].token_ids) == 20
+        assert (result.spec.num_draft_tokens, counters.num_verifier_losses) == (0, 0)
+        assert counters.num_garbage_drafts + counters.num_drafter_losses > 0
+
+
+def test_a_gpu_is_refused_by_name(folder: Path) -> None:
+    config = verifier_config(folder, speculation=_RATIO, device="cuda")
+    with pytest.raises(
+        UnsupportedError, match="device is cuda, but captured rounds have no kernel of the ratio test; use rejection_sample_method strict"
+    ):
+        load_verifier(config, "v")
