@@ -50,13 +50,10 @@ def make_forward(
     max_model_len: int,
     max_chunk: int,
     use_graphs: bool,
-    num_candidates: int = 0,
 ) -> DraftForward:
-    """What suits the model's device; see `DraftRunner` for the sizes, `EagerForward` for num_candidates, which is 0 on CUDA. A `DraftRunner` is to be
-    captured before its first call."""
+    """What suits the model's device; see `DraftRunner` for the sizes. A `DraftRunner` is to be captured before its first call."""
     if model.device.type != "cuda":
-        return EagerForward(ModelRunner(model, kv_cache), num_candidates=num_candidates)
-    assert not num_candidates, f"{num_candidates} candidates on {model.device}"
+        return EagerForward(ModelRunner(model, kv_cache))
     return DraftRunner(
         model,
         kv_cache,

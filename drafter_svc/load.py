@@ -115,13 +115,13 @@ def _read_mapping(config: DrafterConfig, folder: Path, model: Decoder) -> VocabM
 def _eager_forward(
     config: DrafterConfig, folder: Path, model: Decoder, kv_cache: KVCache, mapping: VocabMapping | None
 ) -> EagerForward | ParallelForward | None:
-    """What runs a draft model with mask tokens or with a vocabulary of its own; None for others."""
-    is_parallel = config.speculative_config.parallel_drafting
-    if not is_parallel and mapping is None:
+    """What runs a draft model with mask tokens, with a vocabulary of its own, or with private noise; None for others."""
+    is_parallel, candidates = config.speculative_config.parallel_drafting, wanted_candidates(config)
+    if not is_parallel and mapping is None and not candidates:
         return None
     if model.device.type == "cuda" and config.use_cuda_graphs:
         logger.warning("the draft model runs kernel by kernel: no graphs are captured with parallel_drafting or use_heterogeneous_vocab")
-    eager = EagerForward(ModelRunner(model, kv_cache), mapping, wanted_candidates(config))
+    eager = EagerForward(ModelRunner(model, kv_cache), mapping, candidates)
     return ParallelForward(eager, read_mask_token_id(folder, model.config.vocab_size)) if is_parallel else eager
 
 
@@ -135,7 +135,6 @@ def _make_forward(config: DrafterConfig, model: Decoder, kv_cache: KVCache, max_
         max_model_len=max_model_len,
         max_chunk=config.prefill_chunk,
         use_graphs=config.use_cuda_graphs,
-        num_candidates=wanted_candidates(config),
     )
 
 
