@@ -201,6 +201,11 @@ class SpeculativeConfig:
                 "rejection_sample_method is probabilistic, but enable_adaptive_verification chooses drafts by their scores, which changes what a "
                 "ratio test emits; use strict, or leave enable_adaptive_verification out"
             )
+        if self.rejection_sample_method == "probabilistic" and len(self.methods) > 1 and not set(self.methods).isdisjoint(MODEL_METHODS):
+            raise InvalidArgumentError(
+                f"rejection_sample_method is probabilistic, but the list {list(self.methods)} chooses between drafts that a model drew, which changes "
+                "what a ratio test emits; use strict, or one method"
+            )
         if self.rejection_sample_method != "synthetic":
             if rates is not None or length is not None:
                 raise InvalidArgumentError(
