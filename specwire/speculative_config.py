@@ -203,8 +203,8 @@ class SpeculativeConfig:
             )
         if self.rejection_sample_method == "probabilistic" and len(self.methods) > 1 and not set(self.methods).isdisjoint(MODEL_METHODS):
             raise InvalidArgumentError(
-                f"rejection_sample_method is probabilistic, but the list {list(self.methods)} chooses between drafts that a model drew, which changes "
-                "what a ratio test emits; use strict, or one method"
+                f"rejection_sample_method is probabilistic, but the list {list(self.methods)} chooses between drafts that a model drew, which "
+                "changes what a ratio test emits; use strict, or one method"
             )
         if self.rejection_sample_method != "synthetic":
             if rates is not None or length is not None:
