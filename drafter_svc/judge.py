@@ -74,7 +74,7 @@ class Judge:
         confidences = self._calibrator.calibrate(self._lay_out([run.scores for run in drafts]), np.array(groups)).confidences
         products = np.cumprod(confidences, axis=1) * (np.arange(self._num_positions) < lengths[:, None])
         return [
-            _new(Judged, (_new(Drafts, (run.status, run.token_ids, row[: len(run.token_ids)])), expected))
+            _new(Judged, (_new(Drafts, (run.status, run.token_ids, row[: len(run.token_ids)], run.proposals)), expected))
             for run, row, expected in zip(drafts, confidences.tolist(), products.sum(axis=1).tolist(), strict=True)
         ]
 

@@ -129,6 +129,16 @@ class Worker:
             self.ready.set_exception(error)
             return
         self.ready.set_result(method)
+        try:
+            self._work(method)
+        except Exception as error:  # a fault of ours outside a method: whoever waits for answers must not wait for ever
+            self._fail(list(self._sessions), error, "answering")
+            if not self.broken.done():
+                text = f"{type(error).__name__}: {error}"
+                self.broken.set_exception(InternalError(f"the drafter's thread failed with {text}; the drafter ends, to be started anew"))
+
+    def _work(self, method: Method) -> None:
+        """Batches and chunks, until the worker stops."""
         is_behind, num_batches = False, 0
         while (jobs := self._take(wait=not is_behind)) is not None:
             if jobs:

@@ -195,6 +195,20 @@ def test_a_fault_while_drafting_ends_the_sessions_of_its_batch(caplog: pytest.Lo
     harness.stop()
 
 
+def test_a_fault_outside_the_method_ends_the_worker_rather_than_leave_its_clients_waiting() -> None:
+    class Malformed(ScriptedMethod):
+        def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
+            return [tuple.__new__(Drafts, (RowStatus.OK, [0]))] * len(asks)
+
+    harness = Harness(Malformed())
+    session, inbox = harness.session("a")
+    harness.worker.submit(session, first_round(), 0)
+    assert isinstance(inbox.get(timeout=10), InternalError)
+    with pytest.raises(InternalError, match="the drafter's thread failed with ValueError"):
+        harness.worker.broken.result(10)
+    harness.stop()
+
+
 def test_faults_in_a_row_break_the_worker() -> None:
     """Errors with a reason of their own do not count, and a batch that is drafted starts the count anew."""
     faults: list[type[Exception] | None] = [RuntimeError] * 4 + [InvalidArgumentError, None] + [RuntimeError] * 5
