@@ -204,7 +204,7 @@ def test_a_fault_outside_the_method_ends_the_worker_rather_than_leave_its_client
     session, inbox = harness.session("a")
     harness.worker.submit(session, first_round(), 0)
     assert isinstance(inbox.get(timeout=10), InternalError)
-    with pytest.raises(InternalError, match="the drafter's thread failed with ValueError"):
+    with pytest.raises(InternalError, match=r"the drafter's thread failed with \w+Error"):
         harness.worker.broken.result(10)
     harness.stop()
 
