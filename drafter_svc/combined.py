@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from specwire.engine.counts import PassCounts
-from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, ServiceDescription
 
 from .judge import best
-from .method import Ask, Drafts, Method
+from .method import Ask, Drafts, Method, open_all
 
 
 class Combined:
@@ -31,15 +30,7 @@ class Combined:
         return 0
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
-        opened: list[Method] = []
-        try:
-            for method in self._methods:
-                method.open(seq_id, request)
-                opened.append(method)
-        except InvalidArgumentError:
-            for method in opened:
-                method.close(seq_id)
-            raise
+        open_all(self._methods, seq_id, request)
 
     def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
         for method in self._methods:

@@ -44,6 +44,19 @@ class Drafts(NamedTuple):
     proposals: RowProposals | None = None
 
 
+def open_all(methods: "Sequence[Method]", seq_id: int, request: DraftOpen) -> None:
+    """Opens a sequence in all of them, or, where one refuses it, in none."""
+    opened: list[Method] = []
+    try:
+        for method in methods:
+            method.open(seq_id, request)
+            opened.append(method)
+    except InvalidArgumentError:
+        for method in opened:
+            method.close(seq_id)
+        raise
+
+
 def describe_lookup(method: str, model_id: str, *, max_num_drafts: int, max_model_len: int, max_num_seqs: int) -> ServiceDescription:
     """`Method.description` of one that looks tokens up: it takes any vocabulary and needs no device."""
     return ServiceDescription(

@@ -5,11 +5,10 @@ import operator
 from collections.abc import Sequence
 
 from specwire.engine.counts import PassCounts
-from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, ServiceDescription
 
 from .judge import Judge, Judged, ModelRecord, Outcome, compare
-from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes, Method
+from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes, Method, open_all
 
 _expected = operator.attrgetter("expected")
 _PROBE_INTERVAL = 16
@@ -72,15 +71,7 @@ class ModelAndLookups:
         return self._model.num_free_blocks
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
-        opened: list[Method] = []
-        try:
-            for method in self._methods:
-                method.open(seq_id, request)
-                opened.append(method)
-        except InvalidArgumentError:
-            for method in opened:
-                method.close(seq_id)
-            raise
+        open_all(self._methods, seq_id, request)
         self._sequences[seq_id] = _Sequence(request.sampling.is_greedy, request.tenant_cache_key == MEASUREMENT_TENANT)
 
     def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
