@@ -114,7 +114,9 @@ print("ready", flush=True)
 
 
 def start(rest: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", PROGRAM.format(rest=rest)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """A program whose standard input stays open, whatever this process has as its own."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", PROGRAM.format(rest=rest)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize(
