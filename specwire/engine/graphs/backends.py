@@ -1,14 +1,19 @@
 """Which kernels a round runs on: Triton's on CUDA, their torch twins elsewhere. The only place that chooses."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from specwire.engine.kernels.linear import Linear
+from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.kernels.options import KernelOptions, padded_rows
 from specwire.engine.kernels.ragged_attention import AttentionPlan, plan_attention, ragged_attention, slot_table
+from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from specwire.engine.kernels.work_list import DeviceAttentionPlan
@@ -83,10 +88,21 @@ class Backend(Protocol):
         """`linear(x)`."""
         ...
 
+    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """`head.write(hidden, logits)`."""
+        ...
+
+    def fused(self, model: Decoder, num_tokens: int) -> "FusedLayers | None":
+        """Runs the layers of a pass of so many tokens in place of `run_layers`; None: nothing does."""
+        ...
+
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int, *, is_causal: bool = True) -> Attention:
         """For rounds of at most these sizes; those of one backend share their scratch, so they run one after the other. Without is_causal every
         token of a request sees all of its positions."""
         ...
+
+
+FusedLayers = Callable[[Decoder, KVCache, Backend, PassInputs, Attention], torch.Tensor]
 
 
 def choose_backend(config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
@@ -107,6 +123,14 @@ class TorchBackend:
     def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """See `Backend.linear`."""
         return linear(x)
+
+    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """See `Backend.head`."""
+        head.write(hidden, logits)
+
+    def fused(self, model: Decoder, num_tokens: int) -> FusedLayers | None:
+        """See `Backend.fused`."""
+        return None
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int, *, is_causal: bool = True) -> Attention:
         """See `Backend.attention`."""
@@ -157,9 +181,10 @@ class TritonBackend:
         options = self._options = options or KernelOptions.for_device(device)
         self.layers = TritonLayerOps(options)
         self._config = config
+        short = AttentionTuning() if not options.attention_split else replace(AttentionTuning(), few_min_split=options.attention_split)
         self._short, self._long = (
-            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (AttentionTuning(), PREFILL_TUNING)
-        )
+            AttentionScratch(config.num_kv_heads, config.head_dim, device, tuning) for tuning in (short, PREFILL_TUNING)
+        )  # fmt: skip
         self._products = {(p.rows, p.out_features, p.in_features): p.tuning for p in options.products}
         self._product_scratch = ProductScratch(options.products, device)
 
@@ -168,6 +193,10 @@ class TritonBackend:
         weight, early = linear.plain_weight, self._options.is_early(len(x))
         if weight is None:
             return linear(x)
+        if len(x) <= self._options.streamed_rows and (row_tuning := self._options.row_tuning(weight)) is not None:
+            from specwire.engine.kernels.row_stream import row_stream
+
+            return row_stream(x, weight, linear.bias, tuning=row_tuning, early=early)
         if len(x) == 1:
             from specwire.engine.kernels.row_linear import row_linear
 
@@ -178,6 +207,23 @@ class TritonBackend:
         from specwire.engine.kernels.skinny_linear import skinny_linear
 
         return skinny_linear(x, weight, linear.bias, tuning, self._product_scratch, early=early)
+
+    def head(self, head: LogitsHead, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """See `Backend.head`."""
+        weight = head.plain_weight
+        tuning = None if weight is None or len(hidden) > self._options.streamed_rows else self._options.row_tuning(weight)
+        if weight is None or tuning is None:
+            head.write(hidden, logits)
+            return
+        from specwire.engine.kernels.row_stream import row_stream
+
+        row_stream(hidden, weight, tuning=tuning, output=logits, early=self._options.is_early(len(hidden)))
+
+    def fused(self, model: Decoder, num_tokens: int) -> FusedLayers | None:
+        """See `Backend.fused`."""
+        from specwire.engine.graphs.fused_rows import can_fuse, run_fused_rows
+
+        return partial(run_fused_rows, options=self._options) if can_fuse(model, self._options, num_tokens) else None
 
     def attention(self, num_requests: int, max_num_tokens: int, max_query_len: int, *, is_causal: bool = True) -> Attention:
         """See `Backend.attention`."""

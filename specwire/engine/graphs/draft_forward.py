@@ -94,5 +94,5 @@ class DraftForward:
         """hidden: [R, hidden_size]."""
         num_rows, cache = len(hidden), self._kv_cache
         logits, following = self._logits[:num_rows], self._following.first(num_rows, num_rows)
-        self._head.write(hidden, logits)
+        self._backend.head(self._head, hidden, logits)
         self._backend.drafts.draft(logits, inputs, following, self._rows.first(num_rows), cache.block_size, cache.scratch_block)

@@ -75,6 +75,7 @@ class DraftRunner:
         max_chunk: most tokens of one pass of `compute`; more than fit are divided.
         backend: None = the device's.
         use_graphs: False runs the same kernels one by one, to look for faults. Off a CUDA device there are no graphs.
+        joins_passes: all passes of a call over one row that wants all drafts are one graph.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class DraftRunner:
         max_chunk: int,
         backend: Backend | None = None,
         use_graphs: bool = True,
+        joins_passes: bool = False,
     ) -> None:
         device = model.device
         limits = RoundLimits(max_num_seqs, max_num_drafts, max(max_chunk, max_num_seqs * (max_num_drafts + 1)), max_model_len)
@@ -122,11 +124,16 @@ class DraftRunner:
         if isinstance(forward, SteppedPasses):
             for size in replace(limits, max_num_draft_tokens=0).graph_sizes():
                 self._steps[size] = _Pass(partial(forward.step, following.first(size, size), backend.attention(size, size, 1)))
+        self._max_num_drafts = max_num_drafts
+        self._joined: dict[int, _Pass] = {}
+        if joins_passes and self._steps:
+            for size in (size for size in self._first if size <= self._max_query_len):
+                self._joined[size] = _Pass(partial(_run_all, [self._first[size].run, *[self._steps[1].run] * (max_num_drafts - 1)]))
 
     @property
     def num_graphs(self) -> int:
         """How many `capture` makes."""
-        return len(self._first) + len(self._steps) if self._use_graphs else 0
+        return len(self._first) + len(self._steps) + len(self._joined) if self._use_graphs else 0
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -146,7 +153,7 @@ class DraftRunner:
             self._compute_empty(num_tokens)
         if not self._use_graphs:
             return
-        passes = [made for kind in (self._first, self._steps) for _, made in sorted(kind.items(), reverse=True)]
+        passes = [made for kind in (self._first, self._steps, self._joined) for _, made in sorted(kind.items(), reverse=True)]
         for made, graph in zip(passes, capture_graphs([made.run for made in passes], on_progress), strict=True):
             made.graph = graph
 
@@ -178,11 +185,14 @@ class DraftRunner:
             return list
         assert ordered[-1].num_drafts > 0, f"no drafts wanted: {ordered[-1]}"
         num_tokens, num_live = self._send(ordered), len(ordered)
-        self._run(self._first, num_tokens)
-        for position in range(1, ordered[0].num_drafts if self._steps else 1):
-            while ordered[num_live - 1].num_drafts <= position:
-                num_live -= 1
-            self._run(self._steps, num_live)
+        if self._joined and num_live == 1 and ordered[0].num_drafts == self._max_num_drafts:
+            self._run_joined(num_tokens)
+        else:
+            self._run(self._first, num_tokens)
+            for position in range(1, ordered[0].num_drafts if self._steps else 1):
+                while ordered[num_live - 1].num_drafts <= position:
+                    num_live -= 1
+                self._run(self._steps, num_live)
         self._download[: len(rows)].copy_(self._rows.results[: len(rows)], non_blocking=True)
         self._record()
         return partial(self._results, order, nums_drafts)
@@ -215,6 +225,13 @@ class DraftRunner:
         self._forward.send(rows)
         return sum([len(row.token_ids) for row in rows])
 
+    def _run_joined(self, num_tokens: int) -> None:
+        """All passes of one row that wants all drafts."""
+        self._run(self._joined, num_tokens)
+        for _ in range(self._max_num_drafts - 1):
+            self._count(1, 1)
+            self.counts.num_graph_passes += 1
+
     def _compute_empty(self, num_tokens: int) -> None:
         """An empty chunk, kernel by kernel."""
         self._uploads.send(())
@@ -244,6 +261,11 @@ class DraftRunner:
         """For what was recorded last: the buffers are used again."""
         if self._finished is not None:
             self._finished.synchronize()
+
+
+def _run_all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
 
 
 def _divide(rows: Sequence[DraftRow], most: int) -> Iterator[list[DraftRow]]:

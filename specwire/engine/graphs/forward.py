@@ -38,7 +38,7 @@ class RoundForward:
         attention.update(inputs)
         hidden = run_layers(self._model, cache, self._backend, inputs, attention)
         logits = self.logits[: len(inputs.logit_rows)]
-        self._weights.head.write(hidden.index_select(0, inputs.logit_rows), logits)
+        self._backend.head(self._weights.head, hidden.index_select(0, inputs.logit_rows), logits)
         rows.find_cuts(logits, state, inputs)
         target_ids = rows.sample_targets(logits, state, inputs)
         rounds.accept(self._upload, state, inputs, target_ids)

@@ -14,6 +14,8 @@ def run_layers(model: Decoder, kv_cache: KVCache, backend: Backend, inputs: Pass
     ops, linear, weights, config = backend.layers, backend.linear, model.weights, model.config
     num_heads, num_kv_heads, head_dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
     num_tokens = len(inputs.token_ids)
+    if (fused := backend.fused(model, num_tokens)) is not None:
+        return fused(model, kv_cache, backend, inputs, attention)
     residual = F.embedding(inputs.token_ids, weights.embedding)
     taps = kv_cache.taps()
     x = None

@@ -89,6 +89,11 @@ class LogitsHead:
         """What multiplies on a CPU."""
         return self._linear
 
+    @property
+    def plain_weight(self) -> torch.Tensor | None:
+        """[vocab_size, hidden_size], contiguous; None where something else multiplies."""
+        return self._weight if self._linear is None else None
+
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> float32 [R, vocab_size]."""
         if self._linear is not None:

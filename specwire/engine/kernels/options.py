@@ -46,6 +46,39 @@ class Product:
     tuning: ProductTuning
 
 
+@dataclass(frozen=True, slots=True)
+class RowTuning:
+    """How a product of one or two rows is streamed, see `row_stream`.
+
+    Args:
+        numbers: of the weight that a program loads at a time, a power of two.
+        num_warps: warps of a program.
+        num_programs: at most; each reads the row once and then takes its share of the features.
+    """
+
+    numbers: int = 8192
+    num_warps: int = 4
+    num_programs: int = 528
+
+
+@dataclass(frozen=True, slots=True)
+class RowProduct:
+    """A weight whose products of one or two rows are streamed.
+
+    Args:
+        out_features, in_features: of the weight.
+        tuning: of the kernel.
+    """
+
+    out_features: int
+    in_features: int
+    tuning: RowTuning = RowTuning()
+
+
+MAX_STREAMED_ROWS = 2
+"""Of `row_stream`."""
+
+
 def padded_rows(num_rows: int) -> int:
     """The size of `Product` that a number of rows belongs to."""
     return max(MIN_PRODUCT_ROWS, 1 << (num_rows - 1).bit_length())
@@ -58,10 +91,27 @@ class KernelOptions:
     Args:
         starts_early: kernels of a pass whose products announce start before the kernel before has ended, see `early`.
         products: weights and rows that a kernel of our own multiplies in place of cuBLAS.
+        row_products: weights whose products of up to streamed_rows rows are streamed in place of `row_linear`, the head's too.
+        streamed_rows: 1 or 2.
+        fused_rows: passes of so many tokens and fewer, up to streamed_rows, have norms, residual sums and SiLU-mul inside their products, if all
+            of these are among row_products.
+        attention_split: fewest positions of a piece in steps of few tiles, see `AttentionTuning.few_min_split`; 0 = its default.
     """
 
     starts_early: bool = False
     products: tuple[Product, ...] = ()
+    row_products: tuple[RowProduct, ...] = ()
+    streamed_rows: int = 1
+    fused_rows: int = 0
+    attention_split: int = 0
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.fused_rows <= self.streamed_rows <= MAX_STREAMED_ROWS, f"{self.fused_rows} fused rows, {self.streamed_rows} streamed"
+
+    def row_tuning(self, weight: torch.Tensor) -> RowTuning | None:
+        """Of a weight [out_features, in_features] whose rows are streamed; None if they are not."""
+        shape = tuple(weight.shape)
+        return next((product.tuning for product in self.row_products if (product.out_features, product.in_features) == shape), None)
 
     @classmethod
     def for_device(cls, device: torch.device) -> "KernelOptions":
@@ -75,4 +125,5 @@ class KernelOptions:
     def is_early(self, num_tokens: int) -> bool:
         """Whether kernels of a pass of so many tokens do. Behind cuBLAS's products, which do not announce, it gains or costs about 1%
         (docs/performance.md)."""
-        return self.starts_early and (num_tokens == 1 or any(product.rows == padded_rows(num_tokens) for product in self.products))
+        announces = num_tokens <= max(self.fused_rows, 1) or any(product.rows == padded_rows(num_tokens) for product in self.products)
+        return self.starts_early and announces

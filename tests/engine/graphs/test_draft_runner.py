@@ -103,15 +103,28 @@ def test_kernels_equal_their_twins() -> None:
     assert {len(token_ids) for drafts in answers[0] for token_ids, *_ in drafts} == {1, 2}
 
 
+def test_joined_passes_draft_the_same() -> None:
+    """Of one row; several go on pass by pass, and so does one that wants fewer drafts."""
+    runners = [make(tiny_model()), make(tiny_model(), joins_passes=True)]
+    for num_slots in (1, 3):
+        assert_same(*(run_script(runner, 7, 10, num_slots=num_slots) for runner in runners))
+    separate, joined = (runner.counts for runner in runners)
+    assert joined == separate
+    assert joined.num_graph_passes > 30
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graphs_equal_the_same_kernels_one_by_one(dtype: torch.dtype) -> None:
     model = dummy_model(tiny_config(head_dim=64), dtype, std=0.4, device="cuda")
-    runners = [make(model), make(model, use_graphs=False)]
+    runners = [make(model), make(model, use_graphs=False), make(model, joins_passes=True)]
     for runner in runners:
         runner.capture()
-    assert runners[0].num_graphs > 8
-    assert_same(*(run_script(runner, 5, 40) for runner in runners))
+    assert runners[2].num_graphs > runners[0].num_graphs > 8
+    expected = run_script(runners[1], 5, 40)
+    for runner in (runners[0], runners[2]):
+        assert_same(run_script(runner, 5, 40), expected)
+    assert_same(*(run_script(runner, 5, 40, num_slots=1) for runner in runners[1:]))
     if dtype is torch.float32:
         # Twins sum in another order: a near tie may fall the other way.
         expected = run_script(make(model, backend=TorchBackend(model.config, model.device, dtype, 16), use_graphs=False), 6, 40)

@@ -7,7 +7,9 @@ import torch
 
 from specwire.engine.graphs.backends import TorchBackend, TritonBackend
 from specwire.engine.graphs.layers import run_layers
-from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning
+from specwire.engine.kernels.linear import LogitsHead
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning, RowProduct, RowTuning
+from specwire.engine.kernels.row_stream import row_stream
 from specwire.engine.kv_cache import KVCache
 from tests.engine.kernels.conftest import early_start  # noqa: F401 (a fixture)
 from tests.verifier.harness import tiny_model
@@ -48,3 +50,47 @@ def test_early_starts_and_own_products(monkeypatch, early_start, num_tokens):  #
         torch.testing.assert_close(kv, expected_kv, atol=1e-4, rtol=1e-4)
     assert early_start.instructions.count("announce") == early_start.instructions.count("wait") > 0
     assert bool(early_start.prefetched) == (num_tokens > 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+@pytest.mark.parametrize("fused_rows", [0, 2])
+def test_streamed_rows(monkeypatch, early_start, num_tokens, fused_rows):  # noqa: F811
+    """Of one and two tokens, also with norms, sums and gates inside; three take the library's products."""
+    monkeypatch.setattr("specwire.engine.kernels.linear._can_pack", lambda weight: False)  # weights as a GPU has them
+    model = tiny_model(head_dim=16)
+    layer = model.weights.layers[0]
+    shapes = {tuple(linear.plain_weight.shape) for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)}
+    options = KernelOptions(
+        starts_early=True,
+        row_products=tuple(RowProduct(*shape, RowTuning(numbers=512, num_programs=3)) for shape in shapes),
+        streamed_rows=2,
+        fused_rows=fused_rows,
+        attention_split=64,
+    )
+    backend = TritonBackend(model.config, DEVICE, options)
+    assert (backend.fused(model, num_tokens) is not None) == (num_tokens <= fused_rows)
+    hidden, kv = run_pass(model, backend, num_tokens)
+    expected, expected_kv = run_pass(model, TorchBackend(model.config, DEVICE, model.dtype, 16), num_tokens)
+    torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(kv, expected_kv, atol=1e-4, rtol=1e-4)
+    assert bool(early_start.instructions) == (num_tokens == 1 or num_tokens <= fused_rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter")
+def test_the_head_is_streamed(monkeypatch):
+    monkeypatch.setattr("specwire.engine.kernels.linear._can_pack", lambda weight: False)
+    generator = torch.Generator().manual_seed(1)
+    weight, hidden = torch.randn(70, 32, generator=generator), torch.randn(2, 32, generator=generator)
+    head = LogitsHead(weight, linear=None)
+    model = tiny_model(head_dim=16)
+    monkeypatch.setattr(head, "_linear", None)  # as on a GPU
+    streamed = []
+    monkeypatch.setattr("specwire.engine.kernels.row_stream.row_stream", lambda *args, **options: streamed.append(row_stream(*args, **options)))
+    options = KernelOptions(row_products=(RowProduct(70, 32, RowTuning(numbers=64)),), streamed_rows=2)
+    for num_rows in (1, 2):
+        for each in (options, KernelOptions()):
+            logits = torch.zeros(num_rows, 70)
+            TritonBackend(model.config, DEVICE, each).head(head, hidden[:num_rows], logits)
+            torch.testing.assert_close(logits, hidden[:num_rows] @ weight.t(), atol=1e-5, rtol=1e-5)
+    assert len(streamed) == 2

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specwire.engine.kernels import layer_ops, paged_attention, row_linear, skinny_linear
+from specwire.engine.kernels import layer_ops, paged_attention, row_linear, row_stream, skinny_linear
 
 _EFFECT = re.compile(r"griddepcontrol\.\w+|\bprefetch\.L2|cp\.async\.bulk\.prefetch|\bst\.global|\batom\.|\bld\.global|cp\.async\.c[ag]")
 _KERNELS: list[tuple[Any, int, dict[str, Any]]] = [  # kernel, warps, arguments: types, or values of constants
@@ -32,6 +32,12 @@ _KERNELS: list[tuple[Any, int, dict[str, Any]]] = [  # kernel, warps, arguments:
         4,
         {"x": "*bf16", "weight": "*bf16", "bias": None, "output": "*bf16", "out_features": "i32", "IN": 4096, "BIAS": False}
         | {"BLOCK": 4, "DEPTH": 1024},
+    ),
+    (
+        row_stream.row_stream_kernel,
+        4,
+        {"x": "*bf16", "norm": "*bf16", "eps": "fp32", "weight": "*bf16", "bias": None, "output": "*bf16", "out_features": "i32", "IN": 2048}
+        | {"COLUMNS": 2048, "ROWS": 2, "NORM": True, "BIAS": False, "GATES": True, "ADD": False, "BLOCK": 2},
     ),
     (
         skinny_linear.skinny_linear_kernel,

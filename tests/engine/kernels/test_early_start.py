@@ -78,12 +78,13 @@ def test_compiled_kernels_wait_before_they_write():
     done = subprocess.run([sys.executable, "-m", "tests.engine.kernels.hopper"], env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     before = {name: effects for name, *effects in map(str.split, done.stdout.splitlines())}
-    assert len(before) == 6
+    assert len(before) == 7
     for name, (first, *others) in before.items():
         assert first == "griddepcontrol.launch_dependents", name
         assert set(others) <= {"ld.global", "cp.async.bulk.prefetch"}, (name, others)
     assert "ld.global" in before["add_rms_norm_kernel"]  # the norm's weight
     assert "ld.global" in before["row_linear_kernel"]
+    assert "ld.global" in before["row_stream_kernel"]
     assert "cp.async.bulk.prefetch" in before["skinny_linear_kernel"]
     assert before["silu_mul_kernel"] == ["griddepcontrol.launch_dependents"]  # all that it reads was just written
 
