@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning, RowProduct, RowTuning
 
 BASE = "base"
 """What the engine takes on the device."""
@@ -29,9 +29,16 @@ def options_of(text: str, base: KernelOptions) -> tuple[str, KernelOptions]:
         raise SystemExit(f"--variants has {text!r}, but the backend takes {', '.join(known)}, not {', '.join(sorted(unknown))}")
     if "products" in found:
         found["products"] = products_of(found["products"])
+    if "row_products" in found:
+        found["row_products"] = row_products_of(found["row_products"])
     return name, dataclasses.replace(base, **found)
 
 
 def products_of(rows: Sequence[dict[str, Any]]) -> tuple[Product, ...]:
     """As `dataclasses.asdict` wrote them."""
     return tuple(Product(**{**row, "tuning": ProductTuning(**row["tuning"])}) for row in rows)
+
+
+def row_products_of(rows: Sequence[dict[str, Any]]) -> tuple[RowProduct, ...]:
+    """As `dataclasses.asdict` wrote them."""
+    return tuple(RowProduct(**{**row, "tuning": RowTuning(**row["tuning"])}) for row in rows)
