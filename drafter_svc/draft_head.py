@@ -18,13 +18,9 @@ from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 from specwire.sampling_params import check_choice
 
+from .backlog import Backlog, divide
 from .head_forward import HeadForward, HeadRow
 from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes
-
-_MAX_INLINE_ROWS = 16
-"""Rows without KV that a sequence may have and still be drafted for at once; with more it waits for `catch_up`."""
-_MIN_SHARE = 16
-"""Least rows of a background chunk that one sequence gets."""
 
 
 class FeatureSpan(NamedTuple):
@@ -101,7 +97,7 @@ class DraftHead:
         self._calibration = calibration
         self._blocks = BlockManager(description.num_blocks, description.block_size)
         self._sequences: dict[int, _Sequence] = {}
-        self._behind: dict[int, None] = {}  # an ordered set: sequences that wait for `catch_up`, next one first
+        self._behind = Backlog(description.max_num_draft_tokens + 1)
 
     @property
     def description(self) -> ServiceDescription:
@@ -123,7 +119,7 @@ class DraftHead:
         """Asserts that blocks and sequences agree. For tests."""
         self._blocks.check_integrity()
         assert self._blocks.num_sequences == len(self._sequences), f"{self._blocks.num_sequences} own blocks, {len(self._sequences)} are open"
-        assert self._behind.keys() <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
+        assert set(self._behind) <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         self._check_ids(request.token_ids)
@@ -148,39 +144,35 @@ class DraftHead:
 
     def close(self, seq_id: int) -> None:
         del self._sequences[seq_id]
-        self._behind.pop(seq_id, None)
+        self._behind.discard(seq_id)
         self._blocks.close(seq_id)
         self._features.close(seq_id)
 
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         """The rows that were committed since, and the drafts behind them, for all sequences at once."""
-        plans = [self._plan(ask) for ask in asks]
+        plans, num_inline = list[_Plan | Drafts](), 0
+        for ask in asks:
+            plan = self._plan(ask, num_inline)
+            plans.append(plan)
+            if isinstance(plan, _Plan) and plan.num_rows > self._behind.max_step:
+                num_inline += plan.num_rows
         rows = iter(self._rows([plan for plan in plans if isinstance(plan, _Plan)]))
         ready = [next(rows) if isinstance(plan, _Plan) else plan for plan in plans]
         drafts = iter(self._draft([row for row in ready if isinstance(row, HeadRow)]))
         return [next(drafts) if isinstance(row, HeadRow) else Drafts(RowStatus.CATCHING_UP) if row is None else row for row in ready]
 
     def catch_up(self, budget: int) -> int:
-        """One chunk, shared among the sequences that are behind and whose features are there. Those without blocks wait until some are free."""
-        waiting = [(seq_id, self._num_computable(seq_id)) for seq_id in self._behind]
-        waiting = [(seq_id, count) for seq_id, count in waiting if count > 0 and self._blocks.reserve(seq_id, self._num_rows(seq_id))]
-        share = max(_MIN_SHARE, budget // len(waiting)) if waiting else 0
-        plans: list[_Plan] = []
-        for seq_id, missing in waiting:
-            count = min(missing, share, budget)
-            if count <= 0:
-                break
-            budget -= count
-            plans.append(_Plan(seq_id, self._blocks.num_final_tokens(seq_id), count))
-            del self._behind[seq_id]
-            self._behind[seq_id] = None
+        """One chunk, for the sequences that are behind and whose features are there. Those without blocks wait until some are free."""
+        missing = {seq_id: self._num_computable(seq_id) for seq_id in self._behind}
+        missing = {seq_id: count for seq_id, count in missing.items() if count > 0 and self._blocks.reserve(seq_id, self._num_rows(seq_id))}
+        plans = [_Plan(seq_id, self._blocks.num_final_tokens(seq_id), count) for seq_id, count in divide(missing, budget).items()]
         rows = [row for row in self._rows(plans) if row is not None]
         if rows:
             self._forward.compute(rows)
         for row in rows:
             self._blocks.finalize(row.slot, row.token_ids)
-            if self._num_missing(row.slot) <= _MAX_INLINE_ROWS:
-                self._behind.pop(row.slot, None)
+            if self._num_missing(row.slot) <= self._behind.max_step:
+                self._behind.discard(row.slot)
         return sum(len(row.token_ids) for row in rows)
 
     def _num_rows(self, seq_id: int) -> int:
@@ -200,12 +192,16 @@ class DraftHead:
 
     def _note_if_behind(self, seq_id: int) -> None:
         if self._num_rows(seq_id) >= self._description.max_model_len:
-            self._behind.pop(seq_id, None)
-        elif self._num_missing(seq_id) > _MAX_INLINE_ROWS:
-            self._behind.setdefault(seq_id)
+            self._behind.discard(seq_id)
+        else:
+            self._behind.note(seq_id, self._num_missing(seq_id))
 
-    def _plan(self, ask: Ask) -> _Plan | Drafts:
-        """What is computed for a sequence now, with blocks for it, or the answer where it gets no drafts."""
+    def _plan(self, ask: Ask, num_inline: int) -> _Plan | Drafts:
+        """What is computed for a sequence now, with blocks for it, or the answer where it gets no drafts.
+
+        Args:
+            num_inline: see `Backlog.is_inline`.
+        """
         seq_id, num_tokens = ask.seq_id, len(self._sequences[ask.seq_id].token_ids)
         limits = self._description
         num_drafts = min(ask.num_drafts, limits.max_num_draft_tokens, limits.max_model_len - num_tokens)
@@ -214,7 +210,7 @@ class DraftHead:
         num_rows, num_missing = self._num_rows(seq_id), self._num_missing(seq_id)
         if self._num_ready(seq_id) < num_rows:
             return Drafts(RowStatus.CATCHING_UP)
-        if num_missing > _MAX_INLINE_ROWS:
+        if not self._behind.is_inline(num_missing, num_inline):
             starved = self._blocks.num_missing_blocks(seq_id, num_rows) > self._blocks.num_free_blocks
             return Drafts(RowStatus.OUT_OF_BLOCKS if starved else RowStatus.CATCHING_UP)
         if not self._blocks.reserve(seq_id, num_rows + self._forward.num_lookahead(num_drafts)):
@@ -249,7 +245,7 @@ class DraftHead:
         for row in rows:
             num_new = row.start + len(row.token_ids) - self._blocks.num_final_tokens(row.slot)
             self._blocks.finalize(row.slot, row.token_ids[len(row.token_ids) - num_new :])
-            self._behind.pop(row.slot, None)
+            self._behind.discard(row.slot)
         scores = [drafted.probs for drafted in drafts]
         if self._calibration is not None:
             scores = self._calibration(scores, [self._sequences[row.slot].temperature for row in rows])

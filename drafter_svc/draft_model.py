@@ -17,18 +17,12 @@ from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 from specwire.sampling_params import check_choice
 
+from .backlog import Backlog, divide
 from .forward import DraftForward
 from .method import Ask, Drafts
 
 logger = logging.getLogger(__name__)
 
-_MAX_INLINE_TOKENS = 2 * BLOCK_SIZE
-"""Tokens without KV that a sequence may have and still be drafted for at once; with more it waits for `catch_up`. A prompt that the prefix cache
-has whole misses up to a block, and then what is committed until the first ask."""
-_MAX_INLINE_TOKENS_OF_ALL = 1024
-"""The same of all sequences of one call together, counting those that miss more than a step commits: the others wait for their drafts, too."""
-_OLDEST_SHARE = 4
-"""One part in so many of a background chunk goes to the sequence that waits longest."""
 _new = tuple.__new__
 """Makes a named tuple in a third of the time that its class takes."""
 
@@ -89,9 +83,8 @@ class DraftModel:
         self._forward = forward
         self._blocks = BlockManager(num_blocks)
         self._max_step = max_num_drafts + 1
-        self._max_inline = max(_MAX_INLINE_TOKENS, self._max_step)
         self._sequences: dict[int, _Sequence] = {}
-        self._behind: dict[int, None] = {}  # an ordered set: sequences that wait for `catch_up`, next one first
+        self._behind = Backlog(self._max_step)
         self._description = ServiceDescription(
             model_id=model_id,
             instance_id="",
@@ -126,7 +119,7 @@ class DraftModel:
         """Asserts that blocks and sequences agree. For tests."""
         self._blocks.check_integrity()
         assert self._blocks.num_sequences == len(self._sequences), f"{self._blocks.num_sequences} own blocks, {len(self._sequences)} are open"
-        assert self._behind.keys() <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
+        assert set(self._behind) <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         self._check_ids(request.token_ids)
@@ -151,14 +144,14 @@ class DraftModel:
 
     def close(self, seq_id: int) -> None:
         self._finalize(seq_id, self._sequences.pop(seq_id))
-        self._behind.pop(seq_id, None)
+        self._behind.discard(seq_id)
         self._blocks.close(seq_id)
 
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         """One forward pass a draft position over all sequences that get that many; the first also computes what was committed since."""
         plans, num_inline = list[DraftRow | Drafts](), 0
         for ask in asks:
-            plan = self._plan(ask, _MAX_INLINE_TOKENS_OF_ALL - num_inline)
+            plan = self._plan(ask, num_inline)
             plans.append(plan)
             if isinstance(plan, DraftRow) and len(plan.token_ids) > self._max_step:
                 num_inline += len(plan.token_ids)
@@ -170,21 +163,13 @@ class DraftModel:
         return [next(rest) if isinstance(plan, DraftRow) else plan for plan in plans]
 
     def catch_up(self, budget: int) -> int:
-        """One chunk: a quarter for the sequence that has waited longest, the rest for those that miss least, so that most can be drafted for soon.
-        Those without blocks wait until some are free."""
+        """One chunk, for the sequences that are behind. Those without blocks wait until some are free."""
         ready = [seq_id for seq_id in self._behind if self._blocks.reserve(seq_id, len(self._sequences[seq_id].token_ids))]
-        if not ready:
-            return 0
         # The last token is computed when drafts are asked for: they need its logits.
         missing = {seq_id: self._num_missing(seq_id) - 1 for seq_id in ready}
-        shares = {ready[0]: min(missing[ready[0]], max(1, budget // _OLDEST_SHARE))}
-        left = budget - shares[ready[0]]
-        for seq_id in sorted(ready, key=missing.__getitem__):
-            if not left:
-                break
-            more = min(missing[seq_id] - shares.get(seq_id, 0), left)
-            shares[seq_id] = shares.get(seq_id, 0) + more
-            left -= more
+        shares = divide(missing, budget)
+        if not shares:
+            return 0
         rows = []
         for seq_id, num_tokens in shares.items():
             sequence = self._sequences[seq_id]
@@ -196,8 +181,8 @@ class DraftModel:
             sequence.num_computed += len(row.token_ids)
             self._finalize(row.slot, sequence)
             if shares[row.slot] == missing[row.slot]:
-                del self._behind[row.slot]
-        return budget - left
+                self._behind.discard(row.slot)
+        return sum(shares.values())
 
     def _num_missing(self, seq_id: int) -> int:
         sequence = self._sequences[seq_id]
@@ -212,16 +197,15 @@ class DraftModel:
         sequence = self._sequences[seq_id]
         num_tokens = len(sequence.token_ids)
         if num_tokens >= self._max_model_len:
-            self._behind.pop(seq_id, None)
-        elif num_tokens - sequence.num_computed > self._max_step:
-            # Also what could be computed with the first drafts: before they are asked for it delays nobody.
-            self._behind.setdefault(seq_id)
+            self._behind.discard(seq_id)
+        else:
+            self._behind.note(seq_id, num_tokens - sequence.num_computed)
 
-    def _plan(self, ask: Ask, most_inline: int) -> DraftRow | Drafts:
+    def _plan(self, ask: Ask, num_inline: int) -> DraftRow | Drafts:
         """What is computed for a sequence now, with blocks for it, or the answer where it gets no drafts.
 
         Args:
-            most_inline: tokens that may be missing, if they are more than a step commits.
+            num_inline: see `Backlog.is_inline`.
         """
         seq_id, num_drafts = ask
         sequence = self._sequences[seq_id]
@@ -231,7 +215,7 @@ class DraftModel:
         if num_drafts <= 0 or num_tokens == 0:
             return Drafts(RowStatus.OK)
         num_missing = num_tokens - sequence.num_computed
-        if num_missing > self._max_step and num_missing > min(self._max_inline, most_inline):
+        if num_missing > self._max_step and not self._behind.is_inline(num_missing, num_inline):
             starved = self._blocks.num_missing_blocks(seq_id, num_tokens) > self._blocks.num_free_blocks
             return Drafts(RowStatus.OUT_OF_BLOCKS if starved else RowStatus.CATCHING_UP)
         # The last draft is never fed, so that it needs no KV.
@@ -253,7 +237,7 @@ class DraftModel:
             if before // BLOCK_SIZE != now // BLOCK_SIZE:
                 self._finalize(seq_id, sequence)
             if self._behind:
-                self._behind.pop(seq_id, None)
+                self._behind.discard(seq_id)
         drafts = results()
         if self._feeds_drafts:
             for row, drafted in zip(rows, drafts, strict=True):

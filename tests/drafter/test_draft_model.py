@@ -354,7 +354,7 @@ def test_a_prompt_of_whole_blocks_that_is_cached_is_drafted_for_at_once(make: Ma
 
 
 def test_what_is_computed_with_first_drafts_is_bounded_over_all_sequences(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drafter_svc.draft_model._MAX_INLINE_TOKENS_OF_ALL", 100)
+    monkeypatch.setattr("drafter_svc.backlog._MAX_INLINE_OF_ALL", 100)
     method = make()
     lengths = (32, 32, 1, 32, 32, 1)
     for seq_id, length in enumerate(lengths):

@@ -82,6 +82,36 @@ def test_a_prefix_that_another_sequence_left_is_not_computed_again(bench: Bench)
     assert bench.features.num_read - read >= 63, "nothing is shared between tenants"
 
 
+@pytest.mark.parametrize("is_caught_up", [False, True])
+def test_a_prompt_of_whole_blocks_that_is_cached_is_drafted_for_at_once(bench: Bench, is_caught_up: bool) -> None:
+    """A block of it is computed again; before the first drafts are asked for, if there is time."""
+    for seq_id in range(3):
+        bench.begin(seq_id, text(seq_id), 65)
+    bench.catch_up()
+    for seq_id in range(3):
+        bench.method.close(seq_id)
+        bench.begin(seq_id, text(seq_id), 65)
+    if is_caught_up:
+        bench.catch_up()
+    for seq_id in range(3):
+        bench.commit(seq_id, 2)
+    read = bench.features.num_read
+    bench.check([Ask(seq_id, 1) for seq_id in range(3)])
+    assert bench.features.num_read - read <= 3 * (2 if is_caught_up else 18)
+    assert not bench.method.catch_up(64), "nothing is left to compute"
+
+
+def test_what_is_computed_with_first_drafts_is_bounded_over_all_sequences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drafter_svc.backlog._MAX_INLINE_OF_ALL", 100)
+    for seq_id, num_tokens in enumerate((33, 33, 2, 33, 33, 2)):
+        bench.begin(seq_id, text(seq_id), num_tokens)
+    asks = [Ask(seq_id, 1) for seq_id in range(6)]
+    statuses = [drafts.status for drafts in bench.method.propose(asks)]
+    assert statuses == [RowStatus.OK] * 4 + [RowStatus.CATCHING_UP, RowStatus.OK]
+    bench.catch_up()
+    bench.check(asks)
+
+
 def test_rows_wait_for_their_features(bench: Bench) -> None:
     bench.begin(0, text(9), 50)
     bench.features.ready[0] = 20
