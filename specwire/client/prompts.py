@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
 
 _MAX_TOKEN_ID = 2**31 - 1
+_EMPTY = "the prompt is empty; send at least one token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,27 @@ def encode_prompt(prompt: CheckedPrompt, tokenizer: "Tokenizer | None", address:
         kind = "a conversation" if isinstance(prompt, Chat) else "text"
         raise UnsupportedError(f"the prompt is {kind}, but the coordinator at {address} serves no tokenizer; send token ids")
     elif isinstance(prompt, str):
-        token_ids = tokenizer.encode(prompt)
+        return encode_text(prompt, tokenizer, add_special_tokens=True)
     else:
-        text = tokenizer.render_chat(
-            prompt.messages, tools=prompt.tools, add_generation_prompt=prompt.add_generation_prompt, variables=prompt.chat_template_kwargs
-        )
-        token_ids = tokenizer.encode(_check_text(text), add_special_tokens=False)  # the template writes them itself
+        return encode_text(render_chat(prompt, tokenizer), tokenizer, add_special_tokens=False)  # the template writes them itself
     if not token_ids:
-        raise InvalidArgumentError("the prompt is empty; send at least one token")
+        raise InvalidArgumentError(_EMPTY)
+    return token_ids
+
+
+def render_chat(chat: Chat, tokenizer: "Tokenizer") -> str:
+    """The text of a conversation. Raises FailedPreconditionError and InvalidArgumentError as `encode_prompt`."""
+    text = tokenizer.render_chat(
+        chat.messages, tools=chat.tools, add_generation_prompt=chat.add_generation_prompt, variables=chat.chat_template_kwargs
+    )
+    return _check_text(text)
+
+
+def encode_text(text: str, tokenizer: "Tokenizer", *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text. Raises InvalidArgumentError if there are none."""
+    token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    if not token_ids:
+        raise InvalidArgumentError(_EMPTY)
     return token_ids
 
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from specwire.config import HttpConfig
 from specwire.errors import InternalError, SpecwireError
-from specwire.http.failures import Refusal, refusal_of
+from specwire.http.failures import Refusal, let_go, refusal_of
 from specwire.http.fields import Fields
 from specwire.http.gate import Gate
 from specwire.http.lifetime import ClientGoneError
@@ -98,20 +98,26 @@ class _Adder:
         async def guarded(request: Request) -> Response:
             try:
                 return await handler(request)
-            except (ClientGoneError, ClientDisconnect):
-                self._service.board.add(DISCONNECTS, ("waiting",))
-                return Response(status_code=499)
-            except Refusal as refusal:
-                return refusal.response()
-            except SpecwireError as error:
-                return refusal_of(error, {}).response()
             except Exception as error:
-                logger.exception("unexpected error in %s", request.url.path)
-                return refusal_of(InternalError(f"{type(error).__name__} in {request.url.path}; the service's log has the details"), {}).response()
+                try:
+                    return self._answer(request, error)
+                finally:
+                    let_go(error)
 
         guarded.__name__ = getattr(handler, "__name__", "handler")
         guarded.__doc__ = handler.__doc__
         return guarded
+
+    def _answer(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientGoneError | ClientDisconnect):
+            self._service.board.add(DISCONNECTS, ("waiting",))
+            return Response(status_code=499)
+        if isinstance(error, Refusal):
+            return error.response()
+        if isinstance(error, SpecwireError):
+            return refusal_of(error, {}).response()
+        logger.error("unexpected error in %s", request.url.path, exc_info=error)
+        return refusal_of(InternalError(f"{type(error).__name__} in {request.url.path}; the service's log has the details"), {}).response()
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ _STATUSES: tuple[tuple[type[errors.SpecwireError], int, str, str | None], ...] =
 )
 # How the messages of other parts begin: with the name of what is wrong.
 _FIRST_NAME = re.compile(r"(?:a token id in |the )?(\w+)")
-_TOO_LONG = re.compile(r"the prompt has \d+ tokens")
+_TOO_LONG = re.compile(r"the prompt has \d+ (?:tokens|characters)")
 
 
 class Refusal(Exception):
@@ -93,6 +94,14 @@ def refusal_of(error: errors.SpecwireError, names: Mapping[str, str]) -> Refusal
             code = "context_length_exceeded" if status == 400 and _TOO_LONG.match(message) else code
             return Refusal(message, status=status, kind=label, code=code, param=_param(message, names), retry_after_ms=retry_after_ms)
     return Refusal(message, status=500, kind="internal_error")
+
+
+def let_go(error: BaseException | None) -> None:
+    """Frees what the calls had that failed: the request's body, too. With an error that a task holds, their frames are a circle, which would be
+    kept until the collector goes through all objects, perhaps hours later."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _param(message: str, names: Mapping[str, str]) -> str | None:

@@ -8,6 +8,7 @@ from specwire.errors import UnavailableError
 from specwire.http.board import Board
 from specwire.http.failures import DEFAULT_RETRY_S, Refusal
 from specwire.http.lifetime import Lifetime
+from specwire.http.memory import BodyMemory
 from specwire.http.metrics import CODES, REQUESTS, RUNNING
 
 _ENDPOINTS = {
@@ -38,6 +39,7 @@ class Gate:
         self._board = board
         self._lifetime = lifetime
         self._max_body_bytes = max_body_bytes
+        self._memory = BodyMemory(max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _ALWAYS:
@@ -80,14 +82,22 @@ class Gate:
             nonlocal num_bytes
             message: Any = await receive()
             if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_body_bytes:
+                earlier, num_bytes = num_bytes, num_bytes + len(message.get("body", b""))
+                try:
+                    if num_bytes > self._max_body_bytes:
+                        raise self._too_large(num_bytes)
+                    self._memory.grow(earlier, num_bytes)
+                except Refusal:
+                    num_bytes = earlier
                     if message.get("more_body"):
                         await self._read_away(receive)
-                    raise self._too_large(num_bytes)
+                    raise
             return message
 
-        await self._app(scope, counting_receive, send)
+        try:
+            await self._app(scope, counting_receive, send)
+        finally:
+            self._memory.release(num_bytes)
 
     async def _read_away(self, receive: Receive) -> None:
         """The rest of a body, within reason: a client that still sends when the connection closes may never see the answer."""

@@ -17,6 +17,7 @@ MAX_PROMPTS = 1024
 MAX_BAD_WORDS = 1024
 """Of one request: half of what sampling takes, since most words are two sequences of tokens."""
 _MAX_BAD_CHARACTERS = 65_536
+_MAX_BIASES = 300_000  # more than any vocabulary has
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _NUM_SEEDS = 1 << 64
 _NEEDS_TOKENIZER = "the coordinator serves no tokenizer"
@@ -263,6 +264,8 @@ def _with_text(message: Mapping[str, Any], position: int) -> Mapping[str, Any]:
 
 def _read_biases(biases: Mapping[str, float]) -> dict[int, float]:
     """By token id: keys of JSON objects are text."""
+    if len(biases) > _MAX_BIASES:
+        raise Refusal(f"logit_bias has {len(biases)} token ids, but may have {_MAX_BIASES}; send fewer", param="logit_bias")
     for key in biases:
         if not (key.isascii() and key.isdecimal() and len(key) < 11):
             raise Refusal(f"logit_bias has the key {key[:40]!r}, but keys must be token ids such as '42'; use /tokenize", param="logit_bias")

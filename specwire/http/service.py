@@ -23,6 +23,8 @@ from specwire.http.upstream import Caller, Upstream
 from specwire.token_ids import check_token_ids
 from specwire.tokenizer import Tokenizer
 
+MAX_CONTAINERS = 100_000
+"""Lists and objects that a body may have."""
 _JSON = "application/json"
 
 
@@ -136,6 +138,10 @@ async def _read(request: Request, kind: type[Body], lifetime: Lifetime) -> Body:
         text = f"the body's Content-Type is {content_type[:80]!r}, but must be {_JSON}; set that header"
         raise Refusal(text, status=415, code="unsupported_media_type")
     content = await lifetime.read(request.body())
+    num_containers = _count_containers(content)
+    if num_containers > MAX_CONTAINERS:
+        text = f"the body has {num_containers} lists and objects, but may have {MAX_CONTAINERS}; send several requests"
+        raise Refusal(text, code="request_too_large")
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -144,6 +150,16 @@ async def _read(request: Request, kind: type[Body], lifetime: Lifetime) -> Body:
         )
         raise Refusal(f"the body is no JSON ({reason}); correct it", code="invalid_json") from None
     return read_fields(kind, data)
+
+
+def _count_containers(content: bytes) -> int:
+    """Brackets and braces that open, where there may be too many outside of texts. Each one takes a hundred bytes as an object, and reading
+    millions of them takes seconds, in which nothing else happens."""
+    number = content.count(b"[") + content.count(b"{")
+    if number <= MAX_CONTAINERS:
+        return number
+    outside = b"".join(content.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return outside.count(b"[") + outside.count(b"{")
 
 
 def _need(tokenizer: Tokenizer | None) -> Tokenizer:

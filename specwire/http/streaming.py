@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from specwire.client import AsyncTokenStream, StreamEvent
 from specwire.errors import InternalError, SpecwireError
-from specwire.http.failures import Refusal
+from specwire.http.failures import Refusal, let_go
 from specwire.http.lifetime import ClientGoneError, Lifetime
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ class EventStream(Response):
             await _end(send, self._explain(InternalError(f"{type(error).__name__}; the service's log has the details")).event)
         finally:
             self._on_end(failure)
+            let_go(failure)
+            failure = None
 
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
