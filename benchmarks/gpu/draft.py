@@ -18,6 +18,7 @@ import uvloop
 from benchmarks.gpu import peer
 from benchmarks.gpu.draft_alone import measure_alone
 from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, TINY, TINY_DRAFT, save_shape
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.load import random_prompts, run_batch
 from benchmarks.gpu.schedule import Schedule, choose_schedule, predicted_ms
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
@@ -27,7 +28,7 @@ from specwire import rpc
 from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"alone": 40, "fixed": 120, "schedule": 40}
+SLICES = SECONDS["draft"]
 """Of the last two, the first one also pays for the start and for plain decoding: 120 s each alone."""
 AIMS = {"fixed": {1: 420, 8: 2800, 32: 8800, 128: 14000, 256: 16000}, "schedule": {32: 9000, 128: 16500}}
 """Tokens a second."""

@@ -23,6 +23,7 @@ from benchmarks.gpu.draft import measure_batch, read_cost, read_draft_costs
 from benchmarks.gpu.engine_models import LLAMA_8B, TINY, save_shape
 from benchmarks.gpu.feature_traffic import FeatureTraffic
 from benchmarks.gpu.head_files import save_eagle3_head
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.load import random_prompts, run_batch
 from benchmarks.gpu.schedule import choose_schedule
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
@@ -36,7 +37,7 @@ from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer
 from specwire.train.data import encode_prompt
 
-SLICES = {"eagle3": 240, "smollm": 160}
+SLICES = SECONDS["draft_heads"]
 NUM_DRAFTS = 3
 RATES = peer.SYNTHETIC_RATES[:NUM_DRAFTS]
 EAGLE3_AIMS = {1: 1.0, 8: 1.1, 32: 1.1, 128: 1.0, 256: 1.0}

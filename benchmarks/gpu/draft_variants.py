@@ -123,13 +123,16 @@ class Calls:
         model: the draft model.
         sizes: K and the prompt's length.
         cases: that are measured.
+
+    Attributes:
+        num_calls: of a run.
     """
 
     def __init__(self, model: Decoder, sizes: Sizes, cases: Sequence[Case], *, is_tiny: bool) -> None:
         self._model, self._k, self._first = model, sizes.num_draft_tokens, sizes.num_prompt_tokens
-        self._num_calls = _TINY_CALLS if is_tiny else _CALLS_PER_RUN
+        self.num_calls = _TINY_CALLS if is_tiny else _CALLS_PER_RUN
         self._num_rows = max(case.num_rows for case in cases)
-        most = self._first + _NUM_COMMITTED * (self._num_calls + 1) + 2 + self._k
+        most = self._first + _NUM_COMMITTED * (self.num_calls + 1) + 2 + self._k
         self._num_blocks = -(-most // BLOCK_SIZE)
         self._cache = KVCache(model.config, self._num_rows * self._num_blocks, model.dtype, model.device)
         for layer in self._cache.layers:
@@ -159,7 +162,7 @@ class Calls:
         for slot in range(case.num_rows):
             runner.open(slot, DraftSampling(0.0, slot, 0))
         found = []
-        for call in range(self._num_calls):
+        for call in range(self.num_calls):
             position = self._first + _NUM_COMMITTED * call
             blocks = -(-(position + case.num_tokens + self._k) // BLOCK_SIZE)
             rows = [DraftRow(slot, position, [3] * case.num_tokens, self._tables[slot][:blocks], self._k) for slot in range(case.num_rows)]

@@ -1,6 +1,8 @@
 """The engine alone: checks that graphs equal the same kernels one by one and the torch twins, then times decoding and prefill beside a peer.
 
 The batch is the concurrency: random prompts, greedy, no stop; best of the repeats. `memory` is for a memory checker around this process (see README).
+`profile` and `profile-draft` say which kinds of kernels take the time of a decode step, and of a draft model's pass. `round` takes a lockstep round
+with drafts apart: host and device, in the engine alone, in a verifier and between its threads.
 """
 
 import argparse
@@ -8,21 +10,29 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 
 from benchmarks.gpu import engine_check, peer
+from benchmarks.gpu.draft_variants import CASES, Calls
 from benchmarks.gpu.engine_alone import Engine
-from benchmarks.gpu.engine_models import LLAMA_8B, SMOLLM2_135M, TINY
+from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, SMOLLM2_135M, TINY, TINY_DRAFT
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.noise import check_noise
-from benchmarks.gpu.sizes import add_sizes, chosen_sizes
+from benchmarks.gpu.profiles import profile
+from benchmarks.gpu.round_times import time_rounds
+from benchmarks.gpu.sizes import BLOCK_SIZE, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slices, make_parser
 from benchmarks.gpu.timing import copy_bandwidth
+from specwire.engine.graphs.backends import choose_backend
 from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.loader import dummy_model
 
-_MAX_PROFILED_KERNELS = 14
+_MAX_ROUND_SEQS = 32
 _MODELS = {"llama-8b": LLAMA_8B, "smollm2-135m": SMOLLM2_135M}
 
 
@@ -78,28 +88,44 @@ def _prefill_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _profile_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Where the device's time of a decode step goes."""
-    if options.device == "cpu":
-        raise SystemExit("profile reads the times of CUDA kernels; leave it out on a CPU")
-    num_steps = chosen_sizes(options).num_steps
+    _refuse_cpu("profile", options)
+    sizes = chosen_sizes(options)
     for name in _MODELS:
         engine = _make_engine(name, options)
-        for count in chosen_sizes(options).concurrency:
+        for count in sizes.concurrency:
             engine.prefill(count)
-            engine.decode(count)
-            engine.prefill(count)
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+
+            def decode(engine: Engine = engine, count: int = count) -> None:
+                engine.reopen(count)
                 engine.decode(count)
-            events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-            by_name: dict[str, list[float]] = {}
-            for event in events:
-                by_name.setdefault(event.name[:70], []).append(event.device_time_total)
-            span = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
-            busy = sum(map(sum, by_name.values()))
-            yield {"case": f"{name} c={count}: idle", "us_per_step": (span - busy) / num_steps, "calls": len(events) / num_steps}
-            for kernel, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:_MAX_PROFILED_KERNELS]:
-                yield {"case": f"{name} c={count}: {kernel}", "us_per_step": sum(times) / num_steps, "calls": len(times) / num_steps}
+
+            yield from profile(decode, {"model": name, "c": count}, sizes.num_steps)
         del engine
         torch.cuda.empty_cache()
+
+
+def _profile_draft_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Where it goes in a pass of llama-1b, in calls as a drafter makes them."""
+    _refuse_cpu("profile-draft", options)
+    sizes = chosen_sizes(options)
+    model = dummy_model(TINY_DRAFT if options.tiny else LLAMA_1B, torch.bfloat16, options.device)
+    calls = Calls(model, sizes, CASES, is_tiny=options.tiny)
+    runner = calls.make_runner(choose_backend(model.config, model.device, model.dtype, BLOCK_SIZE), joins_passes=False)
+    for case in CASES:
+        columns = {"model": "llama-1b", "c": case.num_rows, "new_tokens": case.num_tokens, "call_ms": calls.run(runner, case)}
+        yield from profile(partial(calls.run, runner, case), columns, calls.num_calls * sizes.num_draft_tokens)
+
+
+def _round_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Lockstep rounds of llama-8b with drafts, in a verifier without gRPC."""
+    sizes = chosen_sizes(options)
+    chosen = replace(sizes, concurrency=tuple(count for count in sizes.concurrency if count <= _MAX_ROUND_SEQS))
+    return time_rounds(TINY if options.tiny else LLAMA_8B, chosen, options.device, is_tiny=options.tiny)
+
+
+def _refuse_cpu(name: str, options: argparse.Namespace) -> None:
+    if options.device == "cpu":
+        raise SystemExit(f"{name} reads the times of CUDA kernels; leave it out on a CPU")
 
 
 def _make_engine(name: str, options: argparse.Namespace) -> Engine:
@@ -110,23 +136,24 @@ def _make_engine(name: str, options: argparse.Namespace) -> Engine:
 
 
 Part = Callable[[argparse.Namespace], Iterator[dict[str, Any]]]
-_PARTS: dict[str, tuple[int, Part]] = {
-    "noise": (5, _noise_rows),
-    "check": (40, _check(engine_check.draw_plain)),
-    "check-processed": (60, _check(engine_check.draw_processed)),
-    "check-synthetic": (40, _check(engine_check.draw_plain, is_synthetic=True)),
-    "llama8b": (65, _decode("llama-8b")),
-    "smollm": (40, _decode("smollm2-135m")),
-    "prefill": (45, _prefill_rows),
-    "profile": (90, _profile_rows),
-    "memory": (10, _memory_rows),
+_PARTS: dict[str, Part] = {
+    "noise": _noise_rows,
+    "check": _check(engine_check.draw_plain),
+    "check-processed": _check(engine_check.draw_processed),
+    "check-synthetic": _check(engine_check.draw_plain, is_synthetic=True),
+    "llama8b": _decode("llama-8b"),
+    "smollm": _decode("smollm2-135m"),
+    "prefill": _prefill_rows,
+    "profile": _profile_rows,
+    "profile-draft": _profile_draft_rows,
+    "round": _round_rows,
+    "memory": _memory_rows,
 }
-"""About how many seconds each takes, and what it measures."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the slices asked for."""
-    parser = make_parser(__doc__ or "", {name: seconds for name, (seconds, _) in _PARTS.items()})
+    parser = make_parser(__doc__ or "", SECONDS["engine"])
     add_sizes(parser)
     slices, options = Slices.parse("engine", parser, arguments)
     seed = time.time_ns()
@@ -139,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             with slices.open(name) as part:
                 part.note(seed=seed, copy_bytes_per_s=bandwidth)
-                for row in _PARTS[name][1](options):
+                for row in _PARTS[name](options):
                     part.add(row)
         except AssertionError:  # the other slices are worth the machine's time
             traceback.print_exc()

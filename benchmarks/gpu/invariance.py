@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.slices import Slice, Slices, make_parser
 from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
@@ -30,7 +31,7 @@ from tests.integration.noisy_model import NOISE_SCALE, save_noisy
 from tests.integration.reference import Expected, OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet
 
-SLICES = {"text": 90, "plain": 60, "drafters": 120, "faults": 150}
+SLICES = SECONDS["invariance"]
 """Each alone: they share the start of the services and the reference."""
 MAX_MARGIN, MAX_BORDER = 0.15, 0.02
 """What rounding in bfloat16 is taken to explain: a lead over the next token (docs/design.md, section 3), which is what a border of top-k is, too; and

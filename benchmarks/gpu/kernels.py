@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.attention_cases import LLAMA_1B, LLAMA_8B, SMOLLM2_135M, Batch, Shape, random_cache
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.row_sampling import time_rows
 from benchmarks.gpu.sizes import BLOCK_SIZE
 from benchmarks.gpu.slices import Slices, make_parser
@@ -224,20 +225,19 @@ def _layer_op_rows(bandwidth: float, cache: torch.Tensor, num_tokens: int) -> li
 
 
 _PARTS = {
-    "attention-check": (10, check_attention),
-    "attention": (20, time_attention),
-    "prefill": (10, time_prefill),
-    "layer-ops": (10, time_layer_ops),
-    "row-sampling": (25, time_rows),
-    "sweep": (40, sweep_attention),
-    "sweep-prefill": (20, sweep_prefill),
+    "attention-check": check_attention,
+    "attention": time_attention,
+    "prefill": time_prefill,
+    "layer-ops": time_layer_ops,
+    "row-sampling": time_rows,
+    "sweep": sweep_attention,
+    "sweep-prefill": sweep_prefill,
 }
-"""About how many seconds each takes, and what it measures."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the slices asked for; the sweeps only where they are named."""
-    parser = make_parser(__doc__ or "", {name: seconds for name, (seconds, _) in _PARTS.items()})
+    parser = make_parser(__doc__ or "", SECONDS["kernels"])
     parser.set_defaults(only=[name for name in _PARTS if not name.startswith("sweep")])
     slices, options = Slices.parse("kernels", parser, arguments)
     if options.device == "cpu":
@@ -249,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in slices.pending():
         with slices.open(name) as part:
             part.note(seed=seed, copy_bytes_per_s=bandwidth)
-            for row in _PARTS[name][1](bandwidth):
+            for row in _PARTS[name](bandwidth):
                 part.add(row)
         torch.cuda.empty_cache()
 

@@ -22,6 +22,7 @@ from benchmarks.gpu import pareto_bars
 from benchmarks.gpu.draft import read_cost
 from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, TINY_DRAFT, save_shape
 from benchmarks.gpu.engine_models import TINY as TINY_TARGET
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.known_rates import make_request
 from benchmarks.gpu.load import random_prompts
 from benchmarks.gpu.pareto_cells import FIXED, FULL, MIXES, NUM_DRAFT_TOKENS, SIGMA, TINY, ParetoSizes, Points, Policy, known_rates
@@ -34,7 +35,7 @@ from specwire.messages import GenerateRequest
 from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 140, "model-mixed": 100}
+SLICES = SECONDS["pareto"]
 """The first one of a drafter also pays for its start, and the very first for the verifier's."""
 _COMPARED = 0.92
 """A fixed K that was below this share of the best one's throughput is not measured again: it can't be the best."""
@@ -240,7 +241,6 @@ def main(arguments: list[str] | None = None) -> None:
     most = max(sizes.max_num_batched_tokens, sizes.max_num_seqs * (NUM_DRAFT_TOKENS + 1))
     scale = replace(scale, sizes=replace(sizes, max_num_batched_tokens=most))
     if names := slices.pending():
-        print(f"{', '.join(names)}: about {sum(SLICES[name] for name in names)} s on an H200", flush=True)
         uvloop.run(measure(slices, names, scale, options.device, is_tiny=options.tiny))
 
 

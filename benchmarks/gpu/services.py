@@ -20,6 +20,7 @@ from benchmarks.gpu import peer
 from benchmarks.gpu.breakdown import TraceKey, break_down, read_traces
 from benchmarks.gpu.engine_alone import Engine
 from benchmarks.gpu.engine_models import LLAMA_8B, SMOLLM2_135M, TINY, save_shape
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.load import random_prompts, run_batch
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slice, Slices, make_parser
@@ -27,7 +28,7 @@ from benchmarks.gpu.stack import TCP, UNIX, Peers, Served, drafter_config, no_dr
 from specwire.engine.models.config import ModelConfig
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"llama8b-unix": 90, "llama8b-tcp": 40, "llama8b-w1": 40, "smollm-unix": 35, "smollm-tcp": 15, "smollm-w1": 15, "smollm-w4": 15}
+SLICES = SECONDS["services"]
 """The first one of a model also pays for starting it."""
 _MODELS = {"llama8b": ("llama-8b", LLAMA_8B), "smollm": ("smollm2-135m", SMOLLM2_135M)}
 _VARIANTS = {"unix": (UNIX, 2), "tcp": (TCP, 2), "w1": (UNIX, 1), "w4": (UNIX, 4)}

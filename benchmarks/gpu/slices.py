@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.gpu.jobs import SECONDS, START_S
 from benchmarks.report import describe_machine, describe_versions, print_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "gpu"
@@ -74,7 +75,7 @@ class Slices:
         }
 
     def pending(self) -> list[str]:
-        """Those that are not complete, or are to be measured again; says which are left out."""
+        """Those that are not complete, or are to be measured again; says which are left out, and how long the others take."""
         pending = []
         for name in self._only:
             done = None if self._again else next(filter(None, map(self._find_complete, {self._path(name), RESULTS / self._path(name).name})), None)
@@ -82,6 +83,10 @@ class Slices:
                 pending.append(name)
             else:
                 print(f"{self._benchmark} {name}: measured on {done['date']}; --again measures it again", flush=True)
+        if pending:
+            seconds = SECONDS.get(self._benchmark, {})
+            needed_s = START_S + sum(seconds.get(name, 0) for name in pending)
+            print(f"{self._benchmark}: {', '.join(pending)}; about {needed_s} s on an H200", flush=True)
         return pending
 
     def open(self, name: str) -> "Slice":

@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.gpu.engine_models import LLAMA_8B, TINY, save_shape
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.processes import Log, running
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slices, make_parser
@@ -22,7 +23,7 @@ from benchmarks.gpu.stack import UNIX, Peers, drafter_config, no_drafts, serve_c
 from specwire.config import VerifierConfig
 from specwire.speculative_config import SpeculativeConfig
 
-SLICES = {"cold": 80, "warm": 90}
+SLICES = SECONDS["startup"]
 MAX_WARM_S = 25.0
 """What is promised of a warm start."""
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"

@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.gpu.draft import read_cost
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.load import random_prompts
 from benchmarks.gpu.schedule import Schedule, choose_schedule
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
@@ -21,7 +22,7 @@ from benchmarks.gpu.slices import Slice, Slices, make_parser
 from benchmarks.gpu.two_gpus_lanes import measure_lanes
 from benchmarks.gpu.two_gpus_services import Services, Tracer, fixed, measure_batch, serve_services, synthetic_rates
 
-SLICES = {"placement": 180, "halves": 120, "lanes": 200}
+SLICES = SECONDS["two_gpus"]
 """Each with the start of its services; placement and halves in one command start them once."""
 _PLACEMENTS = {"own": ("d1", True, 2), "shared": ("d0", True, 1), "plain": ("d0", False, 1)}
 """The drafter, whether it drafts, and GPUs that are counted."""

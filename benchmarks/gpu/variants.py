@@ -26,6 +26,7 @@ import torch
 from benchmarks.gpu import engine_check
 from benchmarks.gpu.draft_variants import CASES, Calls, Case, describe, draft_variants, floor_ms, read_sweep, share_of_equal
 from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, SMALL, SMOLLM2_135M, TINY, TINY_DRAFT
+from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.kernel_sweeps import sweep_products
 from benchmarks.gpu.kernel_variants import BASE, CHANGES, options_of
 from benchmarks.gpu.row_sweeps import sweep_rows
@@ -45,7 +46,7 @@ from specwire.engine.models.loader import dummy_model
 from specwire.engine.sampling.slot import SlotSampling
 from specwire.sampling_params import SamplingParams
 
-SLICES = {"check": 55, "products": 80, "rows": 75, "draft": 75, "decode": 100, "smollm": 50}
+SLICES = SECONDS["variants"]
 AGAIN, ROWS = "base again", "rows"
 C = TypeVar("C")
 _STEPS_PER_RUN = 48
