@@ -35,6 +35,8 @@ _OVERRUN = 2.0
 """A job is cut after so many times its estimate, so that one that hangs leaves time for the others."""
 _SPARE_S = 5.0
 """Kept for the end: packing and the table."""
+_LEAST_S = 60.0
+"""For a job that goes on at its next call: most of less would be its start."""
 _GRACE_S = 8.0
 """Between the first signal and the last one to a job that is cut."""
 _TAIL_LINES = 12
@@ -67,6 +69,7 @@ class Driver:
         end_s: in time.monotonic(), when the last job must have ended.
         given: files that jobs need.
         common: arguments of every benchmark.
+        fills: a slice that keeps its rows is begun though there is no time for all of it.
     """
 
     folder: Path
@@ -74,6 +77,7 @@ class Driver:
     end_s: float
     given: Mapping[str, str]
     common: Sequence[str]
+    fills: bool = False
     state: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,7 +103,10 @@ class Driver:
         slices = self._pending(job)
         while slices and job.estimate_s(slices) > left_s:
             slices.pop()
-        estimate_s = min(job.estimate_s(slices), left_s) if job.takes_seconds else job.estimate_s(slices)
+        goes_on = job.takes_seconds and left_s > _LEAST_S
+        if not slices and self.fills and job.keeps_rows and left_s > _LEAST_S:
+            slices, goes_on = self._pending(job)[:1], True
+        estimate_s = min(job.estimate_s(slices), left_s) if goes_on else job.estimate_s(slices)
         if (job.slices and not slices) or estimate_s > left_s:
             needed_s = job.estimate_s(self._pending(job)[:1])
             return Outcome("left", why=f"needs about {needed_s:.0f} s, {max(left_s, 0):.0f} are left")
@@ -131,6 +138,8 @@ class Driver:
         started = time.monotonic()
         environment = {"TRITON_CACHE_DIR": str(self.folder.absolute() / _TRITON)} | os.environ | {"PYTHONUNBUFFERED": "1"}
         environment.pop("OUT", None)  # results go where they are told to
+        if "cpu" in self.common:
+            environment["TRITON_INTERPRET"] = "1"
         path = self.folder / _LOGS / f"{name}.log"
         with path.open("a", encoding="utf-8") as log:
             log.write(f"# {' '.join(command)}\n")
@@ -200,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="in this order; without any they are listed: " + ", ".join(JOBS))
     parser.add_argument("--budget", type=float, default=560.0, help="seconds of this call")
     parser.add_argument("--out", type=Path, help="folder of results, logs, compiled kernels and what is known of jobs")
+    parser.add_argument("--fill", action="store_true", help="begin slices that will be cut, if they keep their rows for the next call")
     parser.add_argument("--commit", default="", help="what is measured, where there is no checkout")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu with --tiny")
     parser.add_argument("--tiny", action="store_true", help="on tiny random models, to try it")
@@ -218,7 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--out is needed: what is measured lies there, and tells the next call what is left")
     unpack_kernels(options.out)
     common = ["--device", options.device, *(["--tiny"] if options.tiny else [])]
-    driver = Driver(options.out, commit, started + options.budget - _SPARE_S, {name: getattr(options, name) for name in FILES}, common)
+    driver = Driver(
+        options.out, commit, started + options.budget - _SPARE_S, {name: getattr(options, name) for name in FILES}, common, fills=options.fill
+    )
     outcomes: dict[str, Outcome] = {}
     for name in options.jobs:
         if driver.is_done(name):

@@ -67,11 +67,13 @@ async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *
             if "schedule" in names:
                 schedules["schedule"] = choose_schedule(cost, _rates(sizes), sizes.max_num_seqs, _context(sizes))
             with contextlib.ExitStack() as files:
-                parts = {name: files.enter_context(slices.open(name)) for name in names}
+                parts = {name: files.enter_context(slices.open(name, keep=lambda row: True)) for name in names}
                 for name, part in parts.items():
                     part.note(schedule=schedules[name], draft_costs=draft_costs)
                 for count in sizes.concurrency:
-                    await compare(parts, peers, speculative, schedules, cost, prompts[:count], min_draft_wait_ms=10_000.0 if is_tiny else 5.0)
+                    left = {name: part for name, part in parts.items() if not part.has(c=count)}
+                    if left:
+                        await compare(left, peers, speculative, schedules, cost, prompts[:count], min_draft_wait_ms=10_000.0 if is_tiny else 5.0)
 
 
 async def compare(

@@ -46,6 +46,8 @@ SMOLLM_AIMS = {1: 1.1}
 """Times plain decoding; 0.98 at every other number of sequences."""
 _MIN_X_PLAIN = 0.98
 _HEAD_KV_BYTES, _TINY_KV_BYTES = 4 << 30, 16 << 20
+_TINY_REAL_PROMPT = 120
+"""Real prompts have no fewer tokens."""
 _DRAFT_VOCAB, _TINY_DRAFT_VOCAB = 32_000, 128
 
 
@@ -73,7 +75,7 @@ async def measure_eagle3(part: Slice, sizes: Sizes, device: str, *, is_tiny: boo
                 "fixed": replace(speculative, num_speculative_tokens_per_batch_size=((*every, NUM_DRAFTS),)),
                 "schedule": replace(speculative, num_speculative_tokens_per_batch_size=schedule),
             }
-            for count in sizes.concurrency:
+            for count in (count for count in sizes.concurrency if not part.has(c=count)):
                 rows = await _measure(served, metrics, configs, prompts[:count], is_tiny=is_tiny)
                 aim = EAGLE3_AIMS.get(count, 1.0) * peer.EAGLE3_TOK_S.get(count, 0)
                 best = max(rows["fixed"]["tok_s"], rows["schedule"]["tok_s"])
@@ -88,6 +90,8 @@ async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace)
     model = resolve_model(options.model)
     tokenizer = Tokenizer.from_folder(model)
     target = ModelConfig.from_folder(model)
+    if is_tiny:
+        sizes = replace(sizes, num_prompt_tokens=_TINY_REAL_PROMPT)
     prompts = read_prompts(Path(options.prompts), tokenizer, sizes)
     with tempfile.TemporaryDirectory(prefix="sw-") as name:
         folder = Path(name)
@@ -105,7 +109,7 @@ async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace)
                 "adaptive": replace(speculative, enable_adaptive_verification=True),
                 "fixed": replace(speculative, num_speculative_tokens_per_batch_size=((1, sizes.max_num_seqs, options.num_drafts),)),
             }
-            for count in sizes.concurrency:
+            for count in (count for count in sizes.concurrency if not part.has(c=count)):
                 rows = await _measure(served, metrics, configs, prompts[:count], is_tiny=is_tiny)
                 plain, tok_s = rows["plain"]["tok_s"], rows["adaptive"]["tok_s"]
                 aim = SMOLLM_AIMS.get(count, _MIN_X_PLAIN)
@@ -209,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in slices.pending():
         if name == "smollm" and not (options.head and options.prompts):
             raise SystemExit("the slice smollm needs --head and --prompts")
-        with slices.open(name) as part:
+        with slices.open(name, keep=lambda row: True) as part:
             chosen = replace(sizes, num_draft_tokens=NUM_DRAFTS if name == "eagle3" else options.num_drafts)
             uvloop.run(
                 measure_eagle3(part, chosen, options.device, is_tiny=options.tiny) if name == "eagle3" else measure_smollm(part, chosen, options)

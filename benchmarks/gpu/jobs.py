@@ -23,6 +23,7 @@ SECONDS: dict[str, dict[str, int]] = {
     "draft_heads": {"eagle3": 240, "smollm": 160},
 }  # fmt: skip
 """By benchmark and slice. Of services, draft, pareto and two_gpus the first slice of a call also pays for the start."""
+_KEEP_ROWS = {"services", "draft", "pareto", "two_gpus", "draft_heads"}
 START_S = 12
 """Of a process: imports, the device, weights; services come on top."""
 
@@ -48,6 +49,11 @@ class Job:
     @property
     def benchmark(self) -> str:
         return self.module.rpartition(".")[2]
+
+    @property
+    def keeps_rows(self) -> bool:
+        """A slice that is cut goes on behind its last row."""
+        return self.benchmark in _KEEP_ROWS
 
     def estimate_s(self, slices: Sequence[str]) -> float:
         """Of a call with these slices."""

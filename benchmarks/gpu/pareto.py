@@ -107,6 +107,13 @@ class Bench:
         """Tokens of a sequence in the middle of a window."""
         return self.scale.sizes.num_prompt_tokens + self.scale.num_settle + self.scale.measured(count) // 2
 
+    def restore(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Takes the steps of windows that an earlier run has measured."""
+        steps = {f"K={k}" if k else "none": k for k in (0, *FIXED)}
+        for row in rows:
+            if (k := steps.get(row["policy"])) is not None:
+                self.points.add_step(k, row["c"], row["step_ms"], self.context_len(row["c"]))
+
     def advise(self, mix: str) -> Policy:
         """The schedule for such requests, from the steps of all windows so far."""
         schedule = self.points.advise(self.cost, MIXES[mix], self.max_num_seqs, self.context_len(self.max_num_seqs))
@@ -118,12 +125,14 @@ async def measure_mix(part: Slice, bench: Bench, name: str) -> None:
     drafter, _, mix = name.partition("-")
     adaptive = Policy("adaptive", Policy.fixed(NUM_DRAFT_TOKENS, bench.max_num_seqs).schedule, is_adaptive=True)
     counts = sorted(bench.scale.sizes.concurrency, reverse=True)  # large batches teach sooner what scores are worth
+    bench.restore(part.rows)
     for count in counts:
-        await _measure_compared(part, bench, name, adaptive, count)
+        if not part.has(policy=adaptive.name, sigma=SIGMA, c=count):
+            await _measure_compared(part, bench, name, adaptive, count)
     advised = bench.advise(mix)
     part.note(advised=advised.schedule)
     for policy, sigma in ((advised, SIGMA), (adaptive, 0.0)):
-        for count in counts:
+        for count in (count for count in counts if not part.has(policy=policy.name, sigma=sigma, c=count)):
             if policy.is_adaptive:
                 await bench.warm_up(policy, mix, sigma, count, 0.5)
             part.add(_row(drafter, mix, policy, sigma, [await bench.measure(policy, mix, sigma, count, 0)]))
@@ -223,7 +232,7 @@ async def measure(slices: Slices, names: list[str], scale: ParetoSizes, device: 
                     peers = Peers(folder, sizes, target.vocab_size, verifier, drafter, log)
                     async with serve_bench(peers, speculative, scale, min_draft_wait_ms=10_000.0 if is_tiny else 5.0) as bench:
                         for name in wanted:
-                            with slices.open(name) as part:
+                            with slices.open(name, keep=None if name == "rollout" else lambda row: True) as part:
                                 part.note(scale=str(scale))
                                 await (measure_rollout(part, bench) if name == "rollout" else measure_mix(part, bench, name))
 

@@ -87,7 +87,11 @@ class Points:
 
     def add(self, k: int, window: Window, context_len: int) -> None:
         """Of one window, in which all sequences had K drafts."""
-        self.by_shape[window.count, k] = StepPoint(window.count, k, 1.0, float(k), window.step_ms, context_len)
+        self.add_step(k, window.count, window.step_ms, context_len)
+
+    def add_step(self, k: int, count: int, step_ms: float, context_len: int) -> None:
+        """Of `count` sequences that all had K drafts."""
+        self.by_shape[count, k] = StepPoint(count, k, 1.0, float(k), step_ms, context_len)
 
     def advise(self, cost: StepCost, rates: Sequence[float], max_num_seqs: int, context_len: int) -> Schedule:
         """The schedule that `specwire advise` makes of these steps for such a mix of requests."""

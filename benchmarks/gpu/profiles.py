@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ _KINDS = (
     ("rotary + KV write", re.compile(r"rotary")),
     ("SiLU-mul", re.compile(r"silu")),
     ("products", re.compile(r"row_linear|row_stream|skinny|nvjet|gemm|gemv|cutlass|splitk|xmma|cublas", re.IGNORECASE)),
-    ("sampling", re.compile(r"sample|argmax|find_cuts|advance|accept|targets|logprob")),
+    ("sampling", re.compile(r"sample|argmax|find_cuts|target_chunks|advance|accept|report")),
     ("upload", re.compile(r"HtoD", re.IGNORECASE)),
     ("download", re.compile(r"DtoH", re.IGNORECASE)),
 )
@@ -52,8 +51,8 @@ def split_time(kernels: Sequence[Kernel]) -> dict[str, Share]:
     """The time from the first start to the last end, by kind. Nothing counts twice: the shares' sum is that time."""
     ordered = sorted(kernels, key=lambda kernel: kernel.start_us)
     kinds = [kind_of(kernel.name) for kernel in ordered]
-    for index, (kind, following) in enumerate(pairwise(kinds)):
-        if kind == "products" and following == "sampling":
+    for index in range(len(kinds) - 2, -1, -1):  # a product may add its parts up in a kernel of its own
+        if kinds[index] == "products" and kinds[index + 1] in ("sampling", _HEAD):
             kinds[index] = _HEAD
     shares: dict[str, Share] = {}
     until_us = ordered[0].start_us

@@ -55,7 +55,7 @@ async def measure_model(slices: Slices, model: str, names: list[str], sizes: Siz
         async with serve_peers(folder, sizes, config.vocab_size, verifier, drafter) as peers:
             for slice_name in names:
                 transport, num_rounds = _VARIANTS[slice_name.partition("-")[2]]
-                with slices.open(slice_name) as part:
+                with slices.open(slice_name, keep=lambda row: "period_ms" in row) as part:
                     part.note(model=label, transport=transport, max_outstanding_rounds=num_rounds)
                     await measure_variant(part, peers, engine, prompts, label, transport, num_rounds)
 
@@ -67,7 +67,7 @@ async def measure_variant(
     sizes = peers.sizes
     traced: list[tuple[dict[str, Any], TraceKey, list[tuple[int, int]]]] = []
     async with serve_coordinator(peers, transport, no_drafts(sizes), max_outstanding_rounds=num_rounds) as served:
-        for count in sizes.concurrency:
+        for count in (count for count in sizes.concurrency if not part.has(c=count)):
             row = await compare(served, engine, prompts[:count], label)
             key = TraceKey.random()
             generated = await run_batch(served.channel, list(prompts[:count]), sizes.num_steps + 1, traceparent=key.traceparent)

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -89,35 +89,60 @@ class Slices:
             print(f"{self._benchmark}: {', '.join(pending)}; about {needed_s} s on an H200", flush=True)
         return pending
 
-    def open(self, name: str) -> "Slice":
-        """Begins to measure one."""
-        return Slice(f"{self._benchmark} {name}", self._path(name), {"benchmark": f"gpu/{self._benchmark}-{name}", **self._header})
+    def open(self, name: str, keep: Callable[[Mapping[str, Any]], bool] | None = None) -> "Slice":
+        """Begins to measure one, or goes on with one that was cut short.
+
+        Args:
+            keep: rows of an earlier run of the same commit and settings that stay; None: it starts anew.
+        """
+        rows = [] if keep is None or self._again else [row for row in self._cut_rows(self._path(name)) if keep(row)]
+        header = {"benchmark": f"gpu/{self._benchmark}-{name}", **self._header} | ({"rows_of_earlier_runs": len(rows)} if rows else {})
+        return Slice(f"{self._benchmark} {name}", self._path(name), header, rows)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{self._benchmark}-{name}.json"
 
     def _find_complete(self, path: Path) -> dict[str, Any] | None:
+        found = self._find(path)
+        return found if found is not None and found.get("is_complete") else None
+
+    def _cut_rows(self, path: Path) -> list[dict[str, Any]]:
+        found = self._find(path)
+        return [] if found is None or found.get("is_complete") else list(found["rows"])
+
+    def _find(self, path: Path) -> dict[str, Any] | None:
+        """A file of the same commit and settings."""
         if not path.is_file():
             return None
-        found = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
         same = found.get("settings") == self._header["settings"] and found["versions"]["specwire"] == self._header["versions"]["specwire"]
-        return found if same and found.get("is_complete") else None
+        return found if same else None
 
 
 class Slice:
-    """One file of results. A context that ends well makes it complete."""
+    """One file of results. A context that ends well makes it complete.
 
-    def __init__(self, label: str, path: Path, header: Mapping[str, Any]) -> None:
+    Attributes:
+        rows: so far, with those of a run that this one goes on with.
+    """
+
+    def __init__(self, label: str, path: Path, header: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         self._label, self._path = label, path
         self._figures: dict[str, Any] = {**header, "is_complete": False}
         self._started_s = time.monotonic()
-        self.rows: list[dict[str, Any]] = []
+        self.rows = rows
+        for row in rows:
+            print(f"{label}: measured before: {_shown(row)}", flush=True)
 
     def add(self, row: dict[str, Any]) -> None:
         """Another row; shown and written at once."""
         self.rows.append(row)
         self._write()
         print(f"[{time.monotonic() - self._started_s:5.0f} s] {self._label}: {_shown(row)}", flush=True)
+
+    def has(self, **columns: Any) -> bool:
+        """Whether a row has these values."""
+        return any(columns.items() <= row.items() for row in self._flat_rows())
 
     def note(self, **figures: Any) -> None:
         """Figures beside the rows."""
@@ -134,9 +159,15 @@ class Slice:
             self._write()
             show_rows(self.rows)
 
+    def _flat_rows(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in row.items() if not isinstance(value, (list, dict))} for row in self.rows]
+
     def _write(self) -> None:
+        """Whole or not at all: the process may be killed meanwhile."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps({**self._figures, "rows": self.rows}, indent=1) + "\n")
+        scratch = self._path.with_name(f".{self._path.name}")
+        scratch.write_text(json.dumps({**self._figures, "rows": self.rows}, indent=1) + "\n")
+        os.replace(scratch, self._path)
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -35,18 +35,20 @@ _LANES_STEPS = 256
 async def measure_placement(part: Slice, services: Services, prompts: list[list[int]]) -> None:
     """One drafter after the other; then what a GPU of its own brings."""
     sizes = services.peers.sizes
-    tok_s: dict[str, dict[int, float]] = {}
     for name, (drafter, is_drafting, num_gpus) in _PLACEMENTS.items():
+        counts = [count for count in sizes.concurrency if not part.has(c=count, placement=name)]
+        if not counts:
+            continue
         k = sizes.num_draft_tokens if is_drafting else 0
         async with services.coordinate(fixed(sizes, k), ["v0"], [drafter]) as served:
             tracer = Tracer(served, num_rounds=1, shares_gpu=name == "shared")
-            for count in sizes.concurrency:
+            for count in counts:
                 row: dict[str, Any] = {"c": count, "placement": name, "k": k, **await measure_batch(served, prompts[:count])}
                 row["tok_s_per_gpu"] = row["tok_s"] / num_gpus
-                tok_s.setdefault(name, {})[count] = row["tok_s"]
                 await tracer.trace(row, prompts[:count])
                 part.add(row)
             await tracer.finish()
+    tok_s = _tok_s(part, "placement")
     part.note(
         own_x_shared={count: tok_s["own"][count] / tok_s["shared"][count] for count in sizes.concurrency},
         own_x_shared_per_gpu={count: tok_s["own"][count] / (2 * tok_s["shared"][count]) for count in sizes.concurrency},
@@ -58,18 +60,28 @@ async def measure_halves(part: Slice, services: Services, prompts: list[list[int
     """One step after the other, then half batches."""
     sizes = services.peers.sizes
     counts = [count for count in sizes.concurrency if count >= _MIN_HALVED] or [count for count in sizes.concurrency if count > 1]
-    tok_s: dict[str, dict[int, float]] = {}
     for name, half_batches_from, num_rounds in (("lockstep", 0, 1), ("halves", 2, 2)):
+        left = [count for count in counts if not part.has(c=count, steps=name)]
+        if not left:
+            continue
         schedule = fixed(sizes, sizes.num_draft_tokens)
         async with services.coordinate(schedule, ["v0"], ["d1"], half_batches_from=half_batches_from) as served:
             tracer = Tracer(served, num_rounds=num_rounds, shares_gpu=False)
-            for count in counts:
+            for count in left:
                 row: dict[str, Any] = {"c": count, "steps": name, "k": sizes.num_draft_tokens, **await measure_batch(served, prompts[:count])}
-                tok_s.setdefault(name, {})[count] = row["tok_s"]
                 await tracer.trace(row, prompts[:count])
                 part.add(row)
             await tracer.finish()
+    tok_s = _tok_s(part, "steps")
     part.note(halves_x_lockstep={count: tok_s["halves"][count] / tok_s["lockstep"][count] for count in counts})
+
+
+def _tok_s(part: Slice, column: str) -> dict[str, dict[int, float]]:
+    """Of all rows, by this column and the number of sequences."""
+    found: dict[str, dict[int, float]] = {}
+    for row in part.rows:
+        found.setdefault(row[column], {})[row["c"]] = row["tok_s"]
+    return found
 
 
 async def choose_k(services: Services) -> Schedule:
@@ -96,7 +108,7 @@ async def measure(slices: Slices, names: Sequence[str], sizes: Sizes, device: st
             async with serve_services(Path(folder), needed, sizes, device, gpus, is_tiny=is_tiny) as services:
                 prompts = random_prompts(services.peers.vocab_size, sizes.max_num_seqs, sizes.num_prompt_tokens)
                 for name in one_lane:
-                    with slices.open(name) as part:
+                    with slices.open(name, keep=lambda row: "period_ms" in row) as part:
                         part.note(gpus=list(gpus))
                         await (measure_placement if name == "placement" else measure_halves)(part, services, prompts)
     if "lanes" in names:

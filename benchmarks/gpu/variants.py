@@ -116,14 +116,15 @@ def draft(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     swept = [] if options.tiny else read_sweep([Path(options.out or RESULTS), RESULTS], f"variants-{ROWS}")
     variants = draft_variants(config, KernelOptions.for_device(torch.device(device)), swept, options.variants)
     print("\n".join(describe(variants)), flush=True)
-    calls = Calls(model, sizes, CASES, is_tiny=options.tiny)
+    cases = CASES[:2] if options.tiny else CASES
+    calls = Calls(model, sizes, cases, is_tiny=options.tiny)
     runners: dict[str, DraftRunner] = {}
     for name, variant in variants.items():
         started = time.perf_counter()
         runners[name] = calls.make_runner(make_backend(model, variant.options), joins_passes=variant.joins_passes)
         print(f"{name}: captured in {time.perf_counter() - started:.1f} s", flush=True)
     bandwidth = copy_bandwidth() if device != "cpu" else None
-    for case in CASES:
+    for case in cases:
         columns: dict[str, Any] = {"c": case.num_rows, "new_tokens": case.num_tokens, "k": sizes.num_draft_tokens}
         if bandwidth is not None:
             columns["floor_ms"] = floor_ms(config, sizes.num_draft_tokens, bandwidth, model.dtype.itemsize)

@@ -80,11 +80,16 @@ def test_pareto(tmp_path: Path) -> None:
 
 
 def test_engine(tmp_path: Path) -> None:
-    names = ["noise", "check-processed", "check-synthetic", "smollm", "prefill"]
+    names = ["noise", "check-processed", "check-synthetic", "smollm", "prefill", "round"]
     engine.main([*TINY, "--out", str(tmp_path), "--only", *names, "--concurrency", "2"])
     for name in names:
         results(tmp_path, f"engine-{name}")
     assert sum(row.get("accepted", 0) for row in results(tmp_path, "engine-check-synthetic")["rows"]) > 0
+    levels = {row["level"]: row for row in results(tmp_path, "engine-round")["rows"]}
+    assert list(levels) == ["engine", "verifier", "worker"]
+    for row in levels.values():
+        assert 0 < row["pack_ms"] + row["replay_ms"] < row["total_ms"]
+    assert 0 < levels["worker"]["forward_span_ms"] < levels["worker"]["total_ms"]
 
 
 def test_variants(tmp_path: Path) -> None:
@@ -92,6 +97,10 @@ def test_variants(tmp_path: Path) -> None:
     variants.main([*TINY, "--out", str(tmp_path), "--only", "check", "decode", "--variants", "no-early-start", mine, "--concurrency", "1"])
     assert [row["variant"] for row in results(tmp_path, "variants-decode")["rows"]] == ["base", "no-early-start", "mine", "base again"]
     assert {row["different"] for row in results(tmp_path, "variants-check")["rows"]} == {0}
+    variants.main([*TINY, "--out", str(tmp_path), "--only", "draft", "--variants", "joined", "all"])
+    rows = results(tmp_path, "variants-draft")["rows"]
+    assert [row["variant"] for row in rows[:4]] == ["base", "joined", "all", "base again"]
+    assert {row["equal_drafts"] for row in rows} == {1}
     with pytest.raises(SystemExit, match="products times kernels of a GPU"):
         variants.main([*TINY, "--out", str(tmp_path), "--only", "products"])
     with pytest.raises(SystemExit, match="of others give the options, as NAME:JSON"):
