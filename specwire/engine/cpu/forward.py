@@ -1,4 +1,4 @@
-"""A decoder's forward pass in 4 bits, as jobs of a team of threads."""
+"""A decoder's forward pass over tiled weights, as jobs of a team of threads."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,11 +7,10 @@ import numpy as np
 import torch
 
 from specwire.engine.cpu.attention import num_scratch_floats
-from specwire.engine.cpu.job import FINE_WORDS, NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
-from specwire.engine.cpu.linear import TiledHead, TiledLinear
+from specwire.engine.cpu.forms import form_of, tiled, widest_row
+from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
 from specwire.engine.cpu.team import Team
-from specwire.engine.cpu.tiles import GROUP, MAX_ROWS, NUMBERS_BYTES, ROWS_BYTES
-from specwire.engine.kernels.linear import Linear, LogitsHead
+from specwire.engine.kernels.linear import LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import UnsupportedError
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from specwire.engine.features.pages import Taps
     from specwire.engine.models.layer import LayerWeights
 
-_FEATURES = 16
+_LANES = 16
 _FEW_ROWS = 8
 _FEW_PIECES, _MANY_PIECES = 4, 16
 """Of a product, for each thread, where a pass has few rows, and where it has many or the product is a head's. To take a piece and to hand it
@@ -35,9 +34,9 @@ class TiledForward:
     """Layers, final norm and head of one model, on as many threads as torch has when the first pass runs.
 
     Args:
-        layers: with `TiledLinear`s.
+        layers: with `TiledLinear`s or with `HalfLinear`s.
         final_norm: float32 [hidden_size].
-        head: with a `TiledHead`.
+        head: with a `TiledHead` or a `HalfLinear`, as the layers.
         cos, signed_sin: float32 [max_position_embeddings, head_dim], contiguous, as `rope_table` gives them.
     """
 
@@ -50,18 +49,19 @@ class TiledForward:
         cos: torch.Tensor,
         signed_sin: torch.Tensor,
     ) -> None:
-        if config.head_dim % _FEATURES:
+        if config.head_dim % _LANES:
             raise UnsupportedError(
-                f"a model with head_dim {config.head_dim} can't be computed in 4 bits here: that needs a multiple of {_FEATURES}; take --weights bf16"
+                f"a model with head_dim {config.head_dim} can't be computed in 4 bits here: that needs a multiple of {_LANES}; take --weights bf16"
             )
-        widest, limit = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim), 64 * FINE_WORDS * GROUP
-        if widest > limit:
-            raise UnsupportedError(f"a layer of {widest} numbers can't be computed in 4 bits here: the limit is {limit}; take --weights bf16")
         self._config = config
-        assert isinstance(head.linear, TiledHead), f"the head is a {type(head.linear)}"
-        self._head = head.linear
+        self._form = form_of(config, layers, head.linear)
         self._num_layers = len(layers)
-        self._products = _products(layers[0])
+        self._parts = {
+            Phase.QKV: self._form.num_parts((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
+            Phase.O: self._form.num_parts(config.hidden_size),
+            Phase.GATE_UP: self._form.num_parts(config.intermediate_size, is_gated=True),
+            Phase.DOWN: self._form.num_parts(config.hidden_size),
+        }
         self._rows_per_group = max(1, _QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
         self._tensors: list[torch.Tensor] = []  # what the addresses in the table belong to
         self._constants = final_norm, cos, signed_sin
@@ -99,8 +99,8 @@ class TiledForward:
         counts = [row_pieces] * NUM_PHASES
         counts[Phase.ATTEND] = len(groups) * self._config.num_kv_heads
         most = self._num_threads * (_FEW_PIECES if num_rows <= _FEW_ROWS else _MANY_PIECES)
-        for phase, num_blocks in self._products.items():
-            counts[phase] = min(num_blocks, most)
+        for phase, num_parts in self._parts.items():
+            counts[phase] = min(num_parts, most)
         tapped = {layer_id: torch.empty_like(residual) for layer_id in taps.layer_ids if layer_id >= 0}
         self._table[:, LayerWord.TAP] = [tapped[layer].data_ptr() if layer in tapped else 0 for layer in range(self._num_layers)]
         words[Word.TAP] = tapped[self._num_layers].data_ptr() if self._num_layers in tapped else 0
@@ -121,16 +121,18 @@ class TiledForward:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 hidden [R, hidden_size] -> float32 [R, vocab_size]."""
-        num_rows, head = len(hidden), self._head
+        num_rows, form = len(hidden), self._form
         words = self._prepare(num_rows)
-        hidden, exact = hidden.contiguous(), hidden.index_select(1, head.columns)
-        out = torch.empty(num_rows, _FEATURES * head.num_blocks)
+        self._reserve_scratch(words, 1)
+        hidden, out = hidden.contiguous(), torch.empty(num_rows, form.head_features)
+        beside = form.take_head_input(words, hidden)
         words[Word.IS_HEAD] = 1
-        words[Word.NORMED], words[Word.EXACT], words[Word.OUT] = hidden.data_ptr(), exact.data_ptr(), out.data_ptr()
+        words[Word.NORMED], words[Word.OUT] = hidden.data_ptr(), out.data_ptr()
         counts = [0] * NUM_PHASES
-        counts[0], counts[1] = self._num_row_pieces(num_rows), min(head.num_blocks, self._num_threads * _MANY_PIECES)
+        counts[0], counts[1] = self._num_row_pieces(num_rows), min(form.num_parts(form.head_features), self._num_threads * _MANY_PIECES)
         self._run(words, counts, 1, 0)
-        return out[:, : head.vocab_size]
+        del beside
+        return out[:, : form.vocab_size]
 
     def _run(self, words: np.ndarray, counts: Sequence[int], num_layers: int, num_last: int) -> None:
         """Runs num_layers times phases of so many pieces, then num_last pieces."""
@@ -144,7 +146,7 @@ class TiledForward:
     def _prepare(self, num_rows: int) -> np.ndarray:
         """The team's words, with buffers for so many rows."""
         if self._team is None:
-            self._team = Team(torch.get_num_threads())
+            self._team = Team(torch.get_num_threads(), self._form.enter())
             self._fill_constants(self._team.words)
         words = self._team.words
         if num_rows > self._capacity:
@@ -166,19 +168,12 @@ class TiledForward:
     def _make_buffers(self, num_rows: int) -> dict[Word, torch.Tensor]:
         config = self._config
         heads_width = config.num_heads * config.head_dim
-        widest = max(config.hidden_size, config.intermediate_size, heads_width)
-        tiles = -(-num_rows // MAX_ROWS)
         return {
             Word.NORMED: torch.empty(num_rows, config.hidden_size),
             Word.QKV: torch.empty(num_rows, heads_width + 2 * config.num_kv_heads * config.head_dim),
             Word.ATTENDED: torch.empty(num_rows, heads_width),
             Word.ACT: torch.empty(num_rows, config.intermediate_size),
-            Word.DIGITS: torch.empty(tiles, 2 * (widest // GROUP) * ROWS_BYTES, dtype=torch.int8),
-            Word.NUMBERS: torch.empty(tiles, widest // GROUP * NUMBERS_BYTES, dtype=torch.int8),
-            Word.UNITS: torch.empty(num_rows),
-            Word.FINE: torch.empty(num_rows, FINE_WORDS, dtype=torch.int64),
-            Word.CORRECTIONS: torch.empty(num_rows, 2, dtype=torch.int32),
-        }
+        } | self._form.make_buffers(num_rows, widest_row(config))
 
     def _reserve_scratch(self, words: np.ndarray, num_positions: int) -> None:
         assert self._team is not None, "the words are a team's"
@@ -205,9 +200,7 @@ class TiledForward:
             Word.FINAL_NORM: final_norm.data_ptr(),
             Word.COS: cos.data_ptr(),
             Word.SIN: signed_sin.data_ptr(),
-            Word.HEAD_BLOCKS: self._head.num_blocks,
-            Word.HEAD: self._head.weight.data_ptr(),
-            Word.NUM_EXACT: len(self._head.columns),
+            **self._form.constants(),
         }.items():
             words[word] = value
 
@@ -227,20 +220,9 @@ class TiledForward:
             (LayerWord.GATE_UP, LayerWord.GATE_UP_BIAS, layer.gate_up),
             (LayerWord.DOWN, LayerWord.DOWN_BIAS, layer.down),
         ):
-            tiled = _tiled(linear)
-            self._tensors.append(tiled.weight)
-            words[weight] = tiled.weight.data_ptr()
-            if tiled.float_bias is not None:
-                self._tensors.append(tiled.float_bias)
-                words[bias] = tiled.float_bias.data_ptr()
-
-
-def _tiled(linear: Linear) -> TiledLinear:
-    assert isinstance(linear, TiledLinear), f"a layer's product is a {type(linear)}"
-    return linear
-
-
-def _products(layer: "LayerWeights") -> dict[Phase, int]:
-    """Phases that are products, and their blocks of features."""
-    linears = {Phase.QKV: layer.qkv, Phase.O: layer.o, Phase.GATE_UP: layer.gate_up, Phase.DOWN: layer.down}
-    return {phase: _tiled(linear).num_blocks // (2 if phase is Phase.GATE_UP else 1) for phase, linear in linears.items()}
+            product = tiled(linear)
+            self._tensors.append(product.weight)
+            words[weight] = product.weight.data_ptr()
+            if product.float_bias is not None:
+                self._tensors.append(product.float_bias)
+                words[bias] = product.float_bias.data_ptr()

@@ -38,7 +38,7 @@ class Word(IntEnum):
     ACT = auto()  # float32 [T, inner]
     DIGITS = auto()  # int8 [T / 6, 2, widest / 32, 6, 32], as those below in fewer groups where a row is narrower
     NUMBERS = auto()  # float32 [T / 6, widest / 32, 2, 6]
-    UNITS = auto()  # float32 [T], of the head
+    UNITS = auto()  # float32 [T], of the head's digits, or of halves
     FINE = auto()  # int64 [T, words], bits of groups that have two digits
     OUT = auto()  # float32 [T, hidden], or logits [T, 16 * head blocks]
     SCRATCH = auto()  # float32 [threads, scratch bytes / 4]
@@ -51,6 +51,8 @@ class Word(IntEnum):
     EXACT = auto()  # float32 [T, num_exact]
     NUM_EXACT = auto()
     TAP = auto()  # float32 [T, hidden], or 0: takes what leaves the last layer
+    HALVES = auto()  # float16 [width / 32, T, 32, 2], each number twice
+    HEAD_FEATURES = auto()
     COUNT = auto()
 
 
@@ -81,15 +83,16 @@ class Phase(IntEnum):
     QKV = 1
     ROTATE = 2
     ATTEND = 3
-    O_DIGITS = 4
+    O_ROWS = 4
     O = 5  # noqa: E741
     POST_NORM = 6
     GATE_UP = 7
-    DOWN_DIGITS = 8
+    DOWN_ROWS = 8
     DOWN = 9
 
 
 FINE_WORDS = 32
 """Words of 64 groups that a row may have."""
-SCRATCH_HEADER = 2 * FINE_WORDS + 192
-"""Floats of a thread's scratch before those of attention: bits of groups, results of two products of six rows and 16 features."""
+SCRATCH_HEADER = 12 * 64
+"""Floats of a thread's scratch before those of attention: results of a product of twelve rows and 64 features, or bits of groups and results of
+two products of six rows and 16 features."""

@@ -3,13 +3,12 @@
 import ctypes
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from specwire.engine.cpu.job import Word
-from specwire.engine.cpu.work import enter
 
 _LINE = 64
 """Bytes of a cache line."""
@@ -21,9 +20,14 @@ class Team:
     """A job's words and the threads that work on it: the caller of `run` and num_threads - 1 helpers, which end with this object.
 
     Not thread-safe: one thread owns it.
+
+    Args:
+        num_threads: with the caller of `run`.
+        enter: what a thread does (`work.make_loop`).
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, enter: Callable[[int, int, int], None]) -> None:
+        self._enter = enter
         self.num_threads = num_threads
         memory = torch.zeros(8 * Word.COUNT + 2 * _LINE + _SEMAPHORE_BYTES, dtype=torch.uint8)
         self._semaphore = memory.data_ptr() + -memory.data_ptr() % _LINE
@@ -34,7 +38,7 @@ class Team:
         failed = ctypes.CDLL(None, use_errno=True).sem_init(ctypes.c_void_p(self._semaphore), 0, 0)
         assert not failed, f"sem_init: error {ctypes.get_errno()}"
         helpers = [
-            threading.Thread(target=_help, args=(memory, self._job, self._semaphore, thread), name=f"forward-{thread}", daemon=True)
+            threading.Thread(target=_help, args=(enter, memory, self._job, self._semaphore, thread), name=f"forward-{thread}", daemon=True)
             for thread in range(1, num_threads)
         ]
         for helper in helpers:
@@ -43,10 +47,10 @@ class Team:
 
     def run(self) -> None:
         """Runs the job that the words describe."""
-        enter(self._job, self._semaphore, 0)
+        self._enter(self._job, self._semaphore, 0)
 
 
-def _help(memory: torch.Tensor, job: int, semaphore: int, thread: int) -> None:
+def _help(enter: Callable[[int, int, int], None], memory: torch.Tensor, job: int, semaphore: int, thread: int) -> None:
     """A helper's thread; it holds the memory that it reads."""
     enter(job, semaphore, thread)
     del memory

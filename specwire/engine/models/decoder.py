@@ -17,7 +17,7 @@ from specwire.engine.models.layer import LayerMath, LayerWeights, RmsNorm
 if TYPE_CHECKING:
     from specwire.engine.cpu.forward import TiledForward
 
-NUMERICS_VERSION = 5
+NUMERICS_VERSION = 6
 """Raised whenever a change of the decoder may change a logit: lanes of one coordinator must agree on it."""
 
 

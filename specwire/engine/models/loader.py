@@ -15,7 +15,16 @@ from specwire.engine.models.dummy import DummySource, dummy_digest
 from specwire.engine.models.hashing import weights_hash
 from specwire.engine.models.layer import LayerWeights
 from specwire.engine.models.stored_q4 import StoredQ4
-from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format, format_hash, make_head_linear, make_linear, uses_tiles
+from specwire.engine.models.weights import (
+    FORMAT_DTYPES,
+    WeightsRequest,
+    choose_format,
+    format_hash,
+    make_head_linear,
+    make_linear,
+    uses_half_tiles,
+    uses_tiles,
+)
 from specwire.errors import InvalidArgumentError, UnsupportedError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -117,6 +126,7 @@ def build_decoder(
         stored: the layers' weights in 4 bits, where the checkpoint has them.
     """
     shapes = tensor_shapes(config)
+    in_half_tiles = uses_half_tiles(weights, config, device)
 
     def get(name: str) -> torch.Tensor:
         tensor = read(name)
@@ -139,7 +149,9 @@ def build_decoder(
     def linear(prefix: str, *parts: str) -> Linear:
         bias = fused([f"{prefix}.{part}.bias" for part in parts]) if f"{prefix}.{parts[0]}.bias" in shapes else None
         names = [f"{prefix}.{part}.weight" for part in parts]
-        return make_linear(weights, lambda: stored.read(names) if stored is not None else None, lambda: fused(names), bias)
+        return make_linear(
+            weights, lambda: stored.read(names) if stored is not None else None, lambda: fused(names), bias, in_half_tiles=in_half_tiles
+        )
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
@@ -161,10 +173,10 @@ def build_decoder(
         embedding=embedding,
         layers=[layer(index) for index in range(config.num_layers)],
         final_norm=single("model.norm.weight"),
-        head=LogitsHead(head_weight, make_head_linear(weights, head_weight)),
+        head=LogitsHead(head_weight, make_head_linear(weights, head_weight, in_half_tiles=in_half_tiles)),
         weights_hash=digest(),
         weights_format=weights,
-        is_tiled=uses_tiles(weights),
+        is_tiled=in_half_tiles or uses_tiles(weights),
     )
 
 

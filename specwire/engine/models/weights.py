@@ -100,24 +100,39 @@ def choose_format(request: WeightsRequest, config: ModelConfig, device: str, *, 
         return "bf16"
     if has_q4 and uses_tiles("int4"):
         return "int4"  # a tenth to a third of any other's time
+    if not has_q4 and not _why_no_half_tiles(config):
+        return "bf16"  # half of float32's bytes, and twice its multiplications
     return fastest_format(("int4", "bf16") if has_q4 else ("bf16", "fp32"), config, request.num_rows)
 
 
-def make_linear(weights: str, read_q4: Callable[[], Q4Weight | None], read: Callable[[], torch.Tensor], bias: torch.Tensor | None) -> Linear:
+def make_linear(
+    weights: str,
+    read_q4: Callable[[], Q4Weight | None],
+    read: Callable[[], torch.Tensor],
+    bias: torch.Tensor | None,
+    *,
+    in_half_tiles: bool = False,
+) -> Linear:
     """A linear layer in a format.
 
     Args:
         read_q4: the weight in 4 bits if the checkpoint has it so; otherwise it is rounded to them.
         read: the weight [out_features, in_features].
+        in_half_tiles: as `uses_half_tiles` says.
     """
+    if in_half_tiles:
+        return _half_linear(read(), bias)
     if weights == "int4":
         weight = read_q4() or Q4Weight.rounded(read())
         return _tiled_linear(weight, bias) if uses_tiles(weights) else Int4Linear(weight, bias)
     return Int8Linear(read(), bias) if weights == "int8" else DenseLinear(read(), bias)
 
 
-def make_head_linear(weights: str, weight: torch.Tensor) -> Linear | None:
-    """What multiplies with the vocabulary's weight where the layers have few bits: 8 bits, if this CPU is made for them; None = float32."""
+def make_head_linear(weights: str, weight: torch.Tensor, *, in_half_tiles: bool = False) -> Linear | None:
+    """What multiplies with the vocabulary's weight: where the layers have few bits 8 bits, if this CPU is made for them; in_half_tiles, what
+    multiplies the layers, too; None = float32."""
+    if in_half_tiles:
+        return _half_linear(weight, None)
     if uses_tiles(weights):
         from specwire.engine.cpu.linear import TiledHead  # brings a compiler
 
@@ -128,6 +143,36 @@ def make_head_linear(weights: str, weight: torch.Tensor) -> Linear | None:
 def uses_tiles(weights: str) -> bool:
     """Whether models in this format are computed by `specwire.engine.cpu` here: 4 bits, on CPUs with 512-bit integer dot products."""
     return weights == "int4" and DigitLinear.is_fast()
+
+
+def uses_half_tiles(weights: str, config: ModelConfig, device: torch.device | str) -> bool:
+    """Whether a model in this format is computed by `specwire.engine.cpu` in float16 tiles: bf16, on CPUs with AVX512-FP16 and no AMX for
+    bfloat16, whose own products torch has. Logs why not, where the format is bf16."""
+    if weights != "bf16" or torch.device(device).type != "cpu":
+        return False
+    reason = _why_no_half_tiles(config)
+    if reason:
+        logger.info("weights bf16 are multiplied by torch, not in float16 tiles: %s", reason)
+    return not reason
+
+
+def _why_no_half_tiles(config: ModelConfig) -> str:
+    """Empty = nothing speaks against them."""
+    capabilities = torch.cpu.get_capabilities()
+    if capabilities.get("amx_bf16"):
+        return "this CPU has AMX"
+    if not capabilities.get("avx512_fp16"):
+        return "this CPU has no AVX512-FP16"
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    if config.head_dim % 16 or any(width % 32 for width in widths):
+        return f"they need a head_dim that is a multiple of 16, here {config.head_dim}, and rows of multiples of 32 numbers, here {widths}"
+    return ""
+
+
+def _half_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    from specwire.engine.cpu.half_linear import HalfLinear  # brings a compiler
+
+    return HalfLinear(weight, bias)
 
 
 def _tiled_linear(weight: Q4Weight, bias: torch.Tensor | None) -> Linear:
