@@ -16,7 +16,7 @@ from benchmarks.gpu.sizes import BLOCK_SIZE, Sizes
 from specwire.engine.graphs.backends import Backend
 from specwire.engine.graphs.draft_runner import DraftRunner
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
-from specwire.engine.kernels.options import KernelOptions, RowProduct
+from specwire.engine.kernels.options import KernelOptions, RowCut, RowProduct
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
@@ -25,6 +25,7 @@ _CALLS_PER_RUN, _TINY_CALLS = 12, 3
 _NUM_COMMITTED = 4
 """Tokens that a sequence gets between two calls; the KV of all but the last is that of drafts."""
 _ATTENTION_SPLIT = 64
+_CUTS = (RowCut(2, 2048), RowCut(8, 1024), RowCut(4, 2048, 8))
 JOINED = "joined"
 
 
@@ -66,6 +67,7 @@ def draft_variants(config: ModelConfig, base: KernelOptions, swept: Sequence[Map
         BASE: DraftVariant(base),
         "split-64": DraftVariant(replace(base, attention_split=_ATTENTION_SPLIT)),
         JOINED: DraftVariant(base, joins_passes=True),
+        **{f"cut-{cut.block}x{cut.depth}": DraftVariant(replace(base, row_cut=cut)) for cut in _CUTS},
         "head": DraftVariant(replace(base, row_products=(head,))),
         "streamed": DraftVariant(replace(base, row_products=layer)),
         "streamed-2": DraftVariant(replace(base, row_products=layer, streamed_rows=2)),

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning, RowProduct, RowTuning
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning, RowCut, RowProduct, RowTuning
 
 BASE = "base"
 """What the engine takes on the device."""
@@ -29,6 +29,8 @@ def options_of(text: str, base: KernelOptions) -> tuple[str, KernelOptions]:
         raise SystemExit(f"--variants has {text!r}, but the backend takes {', '.join(known)}, not {', '.join(sorted(unknown))}")
     if "products" in found:
         found["products"] = products_of(found["products"])
+    if "row_cut" in found:
+        found["row_cut"] = RowCut(**found["row_cut"])
     if "row_products" in found:
         found["row_products"] = row_products_of(found["row_products"])
     return name, dataclasses.replace(base, **found)

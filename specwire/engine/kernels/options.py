@@ -47,6 +47,21 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCut:
+    """How a product of a single row is cut, see `row_linear`.
+
+    Args:
+        block: output features of a program.
+        depth: input features of one loop iteration; both powers of two.
+        num_warps: warps of a program.
+    """
+
+    block: int = 4
+    depth: int = 1024
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
 class RowTuning:
     """How a product of one or two rows is streamed, see `row_stream`.
 
@@ -91,6 +106,7 @@ class KernelOptions:
     Args:
         starts_early: kernels of a pass whose products announce start before the kernel before has ended, see `early`.
         products: weights and rows that a kernel of our own multiplies in place of cuBLAS.
+        row_cut: of products of a single row that start early and are not streamed.
         row_products: weights whose products of up to streamed_rows rows are streamed in place of `row_linear`, the head's too.
         streamed_rows: 1 or 2.
         fused_rows: passes of so many tokens and fewer, up to streamed_rows, have norms, residual sums and SiLU-mul inside their products, if all
@@ -100,6 +116,7 @@ class KernelOptions:
 
     starts_early: bool = False
     products: tuple[Product, ...] = ()
+    row_cut: RowCut = RowCut()
     row_products: tuple[RowProduct, ...] = ()
     streamed_rows: int = 1
     fused_rows: int = 0

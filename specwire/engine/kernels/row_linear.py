@@ -5,9 +5,14 @@ import triton
 import triton.language as tl
 
 from specwire.engine.kernels.early import announce, wait
+from specwire.engine.kernels.options import RowCut
+
+_PLAIN_CUT, _EARLY_CUT = RowCut(block=8, depth=512), RowCut()
 
 
-def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, early: bool = False) -> torch.Tensor:
+def row_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, early: bool = False, early_cut: RowCut = _EARLY_CUT
+) -> torch.Tensor:
     """x @ weight.T + bias, accumulated in float32, in x's dtype.
 
     Args:
@@ -15,16 +20,17 @@ def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         weight: [out_features, in_features], contiguous; no kernel writes it.
         bias: [out_features] or None.
         early: the first part of the weight is on its way before the kernel launched before has ended.
+        early_cut: how the work is cut if it starts early.
     """
     in_features, out_features = x.shape[1], weight.shape[0]
     assert x.shape == (1, weight.shape[1]), (x.shape, weight.shape)
     assert x.is_contiguous(), x.stride()
     assert weight.is_contiguous(), weight.stride()
-    block, depth = (4, 1024) if early else (8, 512)
+    cut = early_cut if early else _PLAIN_CUT
     output = x.new_empty(1, out_features)
-    row_linear_kernel[(triton.cdiv(out_features, block),)](
+    row_linear_kernel[(triton.cdiv(out_features, cut.block),)](
         x, weight, bias, output, out_features,
-        IN=in_features, BIAS=bias is not None, BLOCK=block, DEPTH=depth, EARLY=early, num_warps=4, launch_pdl=early,
+        IN=in_features, BIAS=bias is not None, BLOCK=cut.block, DEPTH=cut.depth, EARLY=early, num_warps=cut.num_warps, launch_pdl=early,
     )  # fmt: skip
     return output
 
