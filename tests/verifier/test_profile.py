@@ -85,6 +85,14 @@ def test_without_graphs_slopes_are_seen_on_a_slow_machine_too() -> None:
     assert len(cost.num_tokens) > 3
 
 
+def test_what_the_first_round_of_all_takes_is_not_of_the_budget() -> None:
+    """Code is compiled for it, which may take longer than all that is measured."""
+    machine = Machine(lambda shape: linear(shape) + (0.0 if machine.timed[1:] else 60_000.0))
+    cost = measure_verify_cost(machine, PLAIN, budget_s=1.0, clock=machine.clock)
+    assert cost.ms_per_row == pytest.approx(0.02)
+    assert len(cost.num_tokens) > 3
+
+
 def test_context_is_capped_by_the_kv_blocks_and_the_longest_sequence() -> None:
     assert GRAPHS.loaded(RoundShape(1, 1)) == RoundShape(1, 1, 1000)
     assert GRAPHS.loaded(RoundShape(48, 24)).context == 600 // 24 * 16 - 2
