@@ -63,9 +63,11 @@ def logits_of(model: Decoder, chunks: list[int], num_others: int) -> torch.Tenso
     return torch.cat(collected)
 
 
-@pytest.mark.timeout(600)  # 4-bit passes are compiled first, 15 s of CPU time
+@pytest.mark.timeout(600)  # passes in tiles are compiled first, 15 s of CPU time
 @pytest.mark.parametrize(
-    ("dtype", "weights"), [(torch.float32, ""), (torch.bfloat16, ""), (torch.bfloat16, "int4")], ids=["float32", "bfloat16", "int4"]
+    ("dtype", "weights"),
+    [(torch.float32, ""), (torch.bfloat16, ""), (torch.bfloat16, "bf16"), (torch.bfloat16, "int4")],
+    ids=["float32", "bfloat16", "bf16", "int4"],
 )
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_logits_do_not_depend_on_the_schedule(dtype, weights, num_threads):
