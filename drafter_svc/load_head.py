@@ -8,6 +8,7 @@ from specwire.engine.graphs.progress import log_progress
 from specwire.engine.heads.calibration import read_calibration
 from specwire.engine.heads.dflash import DFlashHead
 from specwire.engine.heads.dspark import DSparkHead
+from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.load import LoadedHead, load_head
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.memory import CPU_KV_BYTES, MemoryNeeds, allocated_bytes, decide_kv_cache_bytes, read_device_memory
@@ -183,6 +184,10 @@ def _make_forward(
     if loaded.device.type != "cuda":
         if isinstance(loaded.head, DFlashHead | DSparkHead):
             return BlockForward(loaded.head, loaded.config.layers, kv_cache, num_candidates)
+        if loaded.is_tiled and isinstance(loaded.head, Eagle3Head) and not num_candidates:
+            from .tiled_head import TiledHeadForward  # brings a compiler
+
+            return TiledHeadForward(loaded.head, loaded.config.layers, kv_cache, max_num_drafts)
         return SequentialForward(loaded.head, loaded.config.layers, kv_cache, num_candidates)
     assert not num_candidates, f"{num_candidates} candidates on {loaded.device}"
     forward = DeviceForward(

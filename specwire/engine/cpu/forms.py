@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from specwire.engine.cpu.byte_linear import ByteLinear
 from specwire.engine.cpu.half_linear import HalfLinear
 from specwire.engine.cpu.half_tiles import FEATURES as HALF_FEATURES
 from specwire.engine.cpu.job import FINE_WORDS, Word
@@ -71,9 +72,9 @@ def widest_row(config: ModelConfig) -> int:
     return max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
 
 
-def tiled(linear: Linear) -> TiledLinear | HalfLinear:
-    """A layer's product, which a tiled model has in one of two classes."""
-    assert isinstance(linear, TiledLinear | HalfLinear), f"a layer's product is a {type(linear)}"
+def tiled(linear: Linear) -> TiledLinear | HalfLinear | ByteLinear:
+    """A layer's product, which a tiled model has in one of these classes."""
+    assert isinstance(linear, TiledLinear | HalfLinear | ByteLinear), f"a layer's product is a {type(linear)}"
     return linear
 
 

@@ -68,7 +68,7 @@ class TiledForward:
         self._floats = torch.tensor([config.rms_norm_eps, config.head_dim**-0.5])
         self._table = np.zeros((len(layers), LayerWord.COUNT), dtype=np.int64)
         for words, layer in zip(self._table, layers, strict=True):
-            self._fill_layer(words, layer)
+            self._tensors += fill_layer(words, layer)
         self._team: Team | None = None
         self._capacity = 0
         self._scratch = torch.empty(0)
@@ -204,25 +204,29 @@ class TiledForward:
         }.items():
             words[word] = value
 
-    def _fill_layer(self, words: np.ndarray, layer: "LayerWeights") -> None:
-        for norm, tensor in {
-            LayerWord.INPUT_NORM: layer.input_norm,
-            LayerWord.Q_NORM: layer.q_norm,
-            LayerWord.K_NORM: layer.k_norm,
-            LayerWord.POST_NORM: layer.post_norm,
-        }.items():
-            if tensor is not None:
-                self._tensors.append(tensor.float())
-                words[norm] = self._tensors[-1].data_ptr()
-        for weight, bias, linear in (
-            (LayerWord.QKV, LayerWord.QKV_BIAS, layer.qkv),
-            (LayerWord.O, LayerWord.O_BIAS, layer.o),
-            (LayerWord.GATE_UP, LayerWord.GATE_UP_BIAS, layer.gate_up),
-            (LayerWord.DOWN, LayerWord.DOWN_BIAS, layer.down),
-        ):
-            product = tiled(linear)
-            self._tensors.append(product.weight)
-            words[weight] = product.weight.data_ptr()
-            if product.float_bias is not None:
-                self._tensors.append(product.float_bias)
-                words[bias] = product.float_bias.data_ptr()
+
+def fill_layer(words: np.ndarray, layer: "LayerWeights") -> list[torch.Tensor]:
+    """Fills in a layer's `LayerWord`s; returns what their addresses belong to."""
+    tensors: list[torch.Tensor] = []
+    for norm, tensor in {
+        LayerWord.INPUT_NORM: layer.input_norm,
+        LayerWord.Q_NORM: layer.q_norm,
+        LayerWord.K_NORM: layer.k_norm,
+        LayerWord.POST_NORM: layer.post_norm,
+    }.items():
+        if tensor is not None:
+            tensors.append(tensor.float())
+            words[norm] = tensors[-1].data_ptr()
+    for weight, bias, linear in (
+        (LayerWord.QKV, LayerWord.QKV_BIAS, layer.qkv),
+        (LayerWord.O, LayerWord.O_BIAS, layer.o),
+        (LayerWord.GATE_UP, LayerWord.GATE_UP_BIAS, layer.gate_up),
+        (LayerWord.DOWN, LayerWord.DOWN_BIAS, layer.down),
+    ):
+        product = tiled(linear)
+        tensors.append(product.weight)
+        words[weight] = product.weight.data_ptr()
+        if product.float_bias is not None:
+            tensors.append(product.float_bias)
+            words[bias] = product.float_bias.data_ptr()
+    return tensors

@@ -9,7 +9,7 @@ from specwire.engine.cpu.half_tiles import FEATURES, TILE_BYTES, block_bytes
 from specwire.engine.cpu.job import Word
 from specwire.engine.cpu.kernels import OPTIONS, f32
 from specwire.engine.cpu.pieces import share
-from specwire.engine.cpu.work import SIGNATURE, Products, make_loop
+from specwire.engine.cpu.work import SIGNATURE, Products, make_layer_piece, make_loop
 
 _IS_KEPT = keep_compiled()
 _TILE = 2 * FEATURES
@@ -102,7 +102,8 @@ def _head_piece(j, phase, piece, pieces, scratch):
         _plain_product(j, piece, pieces, j[Word.HEAD_FEATURES], j[Word.HIDDEN], j[Word.HEAD], 0, j[Word.OUT], scratch)
 
 
-_loop = make_loop(Products(_halve, _plain_product, _added_product, _gated_product, _head_piece))
+PRODUCTS = Products(_halve, _plain_product, _added_product, _gated_product, _head_piece)
+_loop = make_loop(make_layer_piece(PRODUCTS), PRODUCTS.head)
 
 
 @njit(SIGNATURE, cache=_IS_KEPT, **OPTIONS)

@@ -53,6 +53,7 @@ class Word(IntEnum):
     TAP = auto()  # float32 [T, hidden], or 0: takes what leaves the last layer
     HALVES = auto()  # float16 [width / 32, T, 32, 2], each number twice
     HEAD_FEATURES = auto()
+    DRAFT = auto()  # words of a call of drafting
     COUNT = auto()
 
 
@@ -73,7 +74,8 @@ class LayerWord(IntEnum):
     DOWN_BIAS = 11
     KV = 12
     TAP = 13  # float32 [T, hidden]: takes what enters the layer
-    COUNT = 14
+    IS_FIRST = 14  # it reads embedding and feature side by side: a draft head's
+    COUNT = 15
 
 
 class Phase(IntEnum):

@@ -9,7 +9,7 @@ from specwire.engine.cpu.kernels import OPTIONS, digits_at, f32, num_words, prod
 from specwire.engine.cpu.pieces import share
 from specwire.engine.cpu.tiles import GROUP, GROUP_BYTES, MAX_ROWS, NUMBERS_BYTES
 from specwire.engine.cpu.weights import FEATURES
-from specwire.engine.cpu.work import SIGNATURE, Products, make_loop
+from specwire.engine.cpu.work import SIGNATURE, Products, make_layer_piece, make_loop
 
 _IS_KEPT = keep_compiled()
 
@@ -114,7 +114,8 @@ def _head_piece(j, phase, piece, pieces, scratch):
             )  # fmt: skip
 
 
-_loop = make_loop(Products(_digits, _plain_product, _added_product, _gated_product, _head_piece))
+PRODUCTS = Products(_digits, _plain_product, _added_product, _gated_product, _head_piece)
+_loop = make_loop(make_layer_piece(PRODUCTS), PRODUCTS.head)
 
 
 @njit(SIGNATURE, cache=_IS_KEPT, **OPTIONS)

@@ -49,10 +49,9 @@ def _await(job, count):
             give_way()
 
 
-def make_loop(products: Products) -> Any:
-    """What a thread of a team does, compiled with what calls it: (job, semaphore, thread). Thread 0 runs the job whose words are filled in, the
-    others help until stop is set."""
-    prepare, plain, added, gated, head = products.prepare, products.plain, products.added, products.gated, products.head
+def make_layer_piece(products: Products) -> Any:
+    """A piece of a decoder layer: (j, words of the layer, phase, piece, pieces, scratch)."""
+    prepare, plain, added, gated = products.prepare, products.plain, products.added, products.gated
 
     @njit(**OPTIONS)
     def layer_piece(j, w, phase, piece, pieces, scratch):
@@ -83,6 +82,18 @@ def make_loop(products: Products) -> Any:
         else:
             added(j, piece, pieces, hidden, inner, w[LayerWord.DOWN], w[LayerWord.DOWN_BIAS], j[Word.RESIDUAL], scratch)
 
+    return layer_piece
+
+
+def make_loop(layer_piece: Any, head_piece: Any) -> Any:
+    """What a thread of a team does, compiled with what calls it: (job, semaphore, thread). Thread 0 runs the job whose words are filled in, the
+    others help until stop is set.
+
+    Args:
+        layer_piece: as `make_layer_piece` gives it.
+        head_piece: as `Products.head`.
+    """
+
     @njit(**OPTIONS)
     def run_piece(job, j, number, scratch):
         per_layer = j[Word.PER_LAYER]
@@ -94,7 +105,7 @@ def make_loop(products: Products) -> Any:
         pieces = j[Word.STARTS + phase + 1] - start
         _await(job, layer * per_layer + start)
         if j[Word.IS_HEAD]:
-            head(j, phase, piece - start, pieces, scratch)
+            head_piece(j, phase, piece - start, pieces, scratch)
         elif layer == j[Word.NUM_LAYERS]:
             first, last = share(piece, j[Word.TOTAL] - layer * per_layer, j[Word.NUM_ROWS])
             tap(j, j[Word.TAP], first, last)

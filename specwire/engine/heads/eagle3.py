@@ -1,5 +1,6 @@
 """EAGLE-3 (https://arxiv.org/abs/2503.01840): a layer over embedding and fused hidden states of several layers, side by side."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,8 +13,23 @@ from specwire.engine.heads.head import Layers
 from specwire.engine.heads.tensors import HeadReader, HeadTensors
 from specwire.engine.heads.vocabulary import read_vocabulary
 from specwire.engine.kv_cache import KVCache
-from specwire.engine.models.layer import LayerMath, RmsNorm
+from specwire.engine.models.layer import LayerMath, LayerWeights, RmsNorm
 from specwire.errors import InvalidArgumentError, UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Weights:
+    """What a forward pass of another kind than `Eagle3Head.forward` needs beside the vocabulary."""
+
+    layers: list[LayerWeights]  # the first one's queries, keys and values read 2 * hidden_size
+    hidden_norm: torch.Tensor  # [hidden_size], of features
+    final_norm: torch.Tensor  # [hidden_size]
+    cos: torch.Tensor  # [num_positions, head_dim]
+    signed_sin: torch.Tensor  # [num_positions, head_dim]
+    norm_before_residual: bool
+    """The residual stream begins with the feature's norm."""
+    norm_output: bool
+    """The next feature is what the final norm gives."""
 
 
 class Eagle3Head:
@@ -44,6 +60,14 @@ class Eagle3Head:
         # Folders of the library always say it; in plain ones its absence means what the paper's code does.
         self._norm_before_residual = config.flag("norm_before_residual", config.is_speculators)
         self._norm_output = config.flag("norm_output")
+
+    @property
+    def weights(self) -> Eagle3Weights:
+        """The tensors themselves, not copies."""
+        return Eagle3Weights(
+            [self._first, *self._more], self._hidden_weight, self._norm_weight, self._math.cos[:, 0], self._math.sin[:, 0],
+            self._norm_before_residual, self._norm_output,
+        )  # fmt: skip
 
     def forward(self, batch: RaggedBatch, features: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
         rotation = self._math.rotation(batch.positions)

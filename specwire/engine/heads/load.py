@@ -16,10 +16,10 @@ from specwire.engine.heads.features import check_method, source_of
 from specwire.engine.heads.kinds import open_head
 from specwire.engine.heads.mtp import MtpHead
 from specwire.engine.heads.source import FeatureSource
-from specwire.engine.heads.tensors import HeadReader
+from specwire.engine.heads.tensors import TILES, HeadReader
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import CUDA_HEAD_DIMS, parse_dtype
-from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, check_weights
+from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, check_weights, uses_tiles
 from specwire.errors import UnsupportedError
 
 Head = EagleHead | Eagle3Head | MtpHead | DFlashHead | DSparkHead
@@ -31,6 +31,7 @@ class _MakeHead(Protocol):
 
 _TILE = 32
 """What the width of a layer in tiles is a multiple of."""
+_TILE_FEATURES = 16
 _HEADS: dict[str, _MakeHead] = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead, "dflash": DFlashHead, "dspark": DSparkHead}
 
 
@@ -46,6 +47,8 @@ class LoadedHead:
     weights_hash: str
     max_model_len: int
     """Tokens that a sequence may reach."""
+    is_tiled: bool = False
+    """All of its weights have 8 bits, as compiled passes on a CPU read them."""
 
 
 def load_head(
@@ -67,8 +70,8 @@ def load_head(
         target: the target's folder: its size and vocabulary are compared with the head's, and it gives what they share.
         max_model_len: tokens that a sequence may reach; None = as many as the target takes, or, without one, as the head's file says.
         dtype: auto (bfloat16), float32 or bfloat16.
-        weights: of the linear layers, on a CPU: auto, int8, bf16 or fp32; auto takes bf16, and where the CPU is made for it 8 bits for the
-            output layer.
+        weights: of the linear layers, on a CPU: auto, int8, bf16 or fp32; auto takes bf16, and where the CPU is made for it 8 bits: for the
+            output layer, and for all of them where drafts are computed by compiled code (eagle3).
         draft_top_k: for dspark, instead of what the checkpoint says: ids of the highest logits that the bias re-ranks.
 
     Raises:
@@ -95,7 +98,13 @@ def load_head(
     limit = max_model_len or (shape or config.layers).max_position_embeddings
     # Nobody has asked for exact numbers, and drafts need none; the output layer is most of a head's work. In tiles it takes the least time.
     may_round = weights == dtype == "auto" and place.type == "cpu" and config.layers.hidden_size % _TILE == 0
-    output_weights = "int4" if may_round else weights
-    reader = HeadReader(tensors, config.layers, number, place, weights="" if weights == "auto" else weights, output_weights=output_weights)
+    is_tiled = may_round and method == "eagle3" and uses_tiles("int4") and _fits_tiles(config.layers)
+    own = TILES if is_tiled else "" if weights == "auto" else weights
+    reader = HeadReader(tensors, config.layers, number, place, weights=own, output_weights="int4" if may_round else weights)
     head = _HEADS[method](reader, config, target, limit)
-    return LoadedHead(head, config, source_of(config, tensors, shape), number, place, tensors.hash, limit)
+    return LoadedHead(head, config, source_of(config, tensors, shape), number, place, tensors.hash, limit, is_tiled=is_tiled)
+
+
+def _fits_tiles(shape: ModelConfig) -> bool:
+    """Whether all products read whole groups and give whole blocks of features."""
+    return not (shape.head_dim % _TILE_FEATURES or shape.intermediate_size % _TILE or shape.num_heads * shape.head_dim % _TILE)

@@ -17,6 +17,8 @@ from specwire.engine.models.layer import LayerWeights
 from specwire.engine.models.weights import make_linear
 from specwire.errors import InvalidArgumentError
 
+TILES = "tiles"
+"""Format of linear layers that only `specwire.engine.cpu` has."""
 _PICKLED = "pytorch_model.bin"
 
 
@@ -109,7 +111,7 @@ class HeadReader:
         tensors: where they come from.
         config: shape of its layers.
         dtype, device: of everything that has no format of its own.
-        weights: format of linear layers, see `specwire.engine.models.weights`; empty = dense.
+        weights: format of linear layers, see `specwire.engine.models.weights`; empty = dense, `TILES` = 8 bits in tiles.
         output_weights: that of the output layer.
     """
 
@@ -130,9 +132,12 @@ class HeadReader:
         """Products that are computed as one, in the order of their names (without .weight)."""
         shapes = list(zip(names, out_features, strict=True))
         bias = torch.cat([self.single(f"{name}.bias", rows) for name, rows in shapes]) if has_bias else None
-        return make_linear(
-            self.weights, lambda: None, lambda: torch.cat([self.single(f"{name}.weight", rows, in_features) for name, rows in shapes]), bias
-        )
+        weight = torch.cat([self.single(f"{name}.weight", rows, in_features) for name, rows in shapes])
+        if self.weights == TILES:
+            from specwire.engine.cpu.byte_linear import ByteLinear  # brings a compiler
+
+            return ByteLinear(weight, bias)
+        return make_linear(self.weights, lambda: None, lambda: weight, bias)
 
     def layer(self, prefix: str, *, in_features: int = 0, has_input_norm: bool = True) -> LayerWeights:
         """A decoder layer in transformers' naming.
