@@ -95,7 +95,7 @@ class LanePolicy:
         if step == self._repeat_at and request.num_drafts < self._repeated.num_drafts <= most:
             request = self._repeated
         self._note_fallback(request.fallback)
-        is_observed = request.is_probe or not step % max(1, shape.num_rows // _OBSERVED_PER_STEP)
+        is_observed = request.is_probe or request.is_measured or not step % max(1, shape.num_rows // _OBSERVED_PER_STEP)
         return Choice(self, step, request, curves, shape, num_sampling, is_observed)
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:

@@ -49,6 +49,7 @@ class Kept:
         request: what was asked for.
         num_rows, num_sampling: R of the step, and sequences that emit a token in it whatever is drafted.
         expected_tokens, cost_ms: what the step should emit, and take; 0 where that is not known.
+        plain_ms: what it would have taken without drafts, as the lane runs ahead.
     """
 
     num_kept: Ints
@@ -60,6 +61,7 @@ class Kept:
     num_sampling: int
     expected_tokens: float
     cost_ms: float
+    plain_ms: float
 
     def take(self, rows: slice) -> "Kept":
         """Only these rows."""
@@ -124,19 +126,20 @@ class AdaptivePolicy:
         num_drafts = num_tokens = len(scores)
         survival = survivals_of_probabilities(calibrated.confidences, num_offered, num_drafts)
         if self.cost.unknown:
-            num_kept, expected, cost_ms = num_offered.copy(), 0.0, 0.0
+            num_kept, expected, cost_ms, plain_ms = num_offered.copy(), 0.0, 0.0, 0.0
         else:
             priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked)
             costs = self.cost.budgets_ms(num_drafts, priced)
             budget = choose_budget(survival, num_sampling, costs, self._planner.tokens_per_ms(shape))
             num_kept, num_tokens, expected, cost_ms = budget.num_kept, budget.num_tokens, budget.expected_tokens, budget.cost_ms
+            plain_ms = self.cost.plain_ms(shape)
         if request.is_probe:
             rows = probed_rows(len(num_offered), self.counters.num_probes)
             num_kept[rows] = num_offered[rows]
             num_tokens = int(num_kept.sum())
         self.counters.num_offered += num_drafts
         self.counters.num_kept += num_tokens
-        return Kept(num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms)
+        return Kept(num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, plain_ms)
 
     def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints) -> None:
         """A round was answered.
@@ -154,7 +157,9 @@ class AdaptivePolicy:
         self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
         if not request.is_probe and kept.cost_ms and is_known.any():
             emitted = kept.num_sampling + kept.num_rows * float(num_accepted[is_known].mean())
-            self._planner.observe_step(emitted, kept.cost_ms, expected_tokens=kept.expected_tokens, num_rows=kept.num_rows)
+            self._planner.observe_step(
+                emitted - kept.num_sampling, kept.expected_tokens - kept.num_sampling, kept.cost_ms - kept.plain_ms, kept.num_rows
+            )
         if request.is_lone and len(num_accepted):
             by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
             whole = is_known & (kept.num_kept == kept.num_offered)

@@ -20,12 +20,14 @@ class Candidates(NamedTuple):
 
     Args:
         options: [options, grades] drafts that the sequences of each grade are asked for; the first K_max + 1 ask all for 0, 1, ..., K_max.
-        tokens, times_ms: [options] at the best budget.
+        budgets: [options] drafts that are verified at best.
+        tokens, times_ms: [options] at that.
         probe_ms: [options] of the step that verifies some more tokens, with all of the bubble of leaving run-ahead.
         all_ms: [options] of the step that verifies all drafts.
     """
 
     options: Ints
+    budgets: Ints
     tokens: Floats
     times_ms: Floats
     probe_ms: Floats
@@ -101,4 +103,4 @@ def find_candidates(
     tokens[0], times_ms[0] = num_sampling, run_ahead_ms
     probed = np.minimum(np.searchsorted(budgets, budgets[best] + num_probed * options.max(axis=1)), len(budgets) - 1)
     whole = np.searchsorted(budgets, options @ num_by_grade)
-    return Candidates(options, tokens, times_ms, costs[rows, probed] + bubble_ms, spread[rows, whole])
+    return Candidates(options, budgets[best], tokens, times_ms, costs[rows, probed] + bubble_ms, spread[rows, whole])

@@ -6,7 +6,7 @@ from collections import deque
 
 _RATE = 0.05
 """Weight of one step: after 45 steps a tenth of the difference is left."""
-_MAX_SURPRISE = math.log(2.0)
+MAX_SURPRISE = math.log(2.0)
 """A step that took longer than twice the prediction counts as twice: one hiccup must not bend the curve."""
 _MAX_FACTOR = 8.0
 _NUM_ERRORS = 256
@@ -54,6 +54,6 @@ class Correction:
             return
         self.errors.observe(self.factor * table_ms, measured_ms)
         surprise = math.log(measured_ms / table_ms) - self._log_factor
-        self._log_factor += _RATE * min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
+        self._log_factor += _RATE * min(max(surprise, -MAX_SURPRISE), MAX_SURPRISE)
         self._log_factor = min(max(self._log_factor, -math.log(_MAX_FACTOR)), math.log(_MAX_FACTOR))
         self.factor = math.exp(self._log_factor)

@@ -58,7 +58,8 @@ class StepCost:
                         + min(V, H(1)) if it leaves run-ahead: the bubble. The round that runs ahead next finds the verifier idle, and
                           takes H(1) + V instead of max(V, H(1)).
 
-    Each curve has a slow factor of its own, which follows what `observe` is told. Curves may be shared: a drafter's by all lanes.
+    Each curve has a slow factor of its own, the verifier's one for each size, which follow what `observe` is told. Curves may be shared: a
+    drafter's by all lanes.
 
     Args:
         verify: the lane's verifier.
@@ -97,6 +98,12 @@ class StepCost:
         step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + draft_ms)
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
 
+    def plain_ms(self, shape: StepShape) -> float:
+        """Milliseconds of a step that asks for no drafts: as `step_ms`, of one number."""
+        verify_ms = float(self.verify.ms_from(shape.num_tokens, 0, shape.num_rows, shape.num_kv_tokens, shape.longest_row)[0])
+        hop_ms = self.hops.ms(shape.num_rows, 1)
+        return max(verify_ms, hop_ms) if self._runs_ahead else verify_ms + hop_ms
+
     def budgets_ms(self, most: int, shape: StepShape) -> FloatArray:
         """Milliseconds [most + 1] of a step in lockstep for each number of verified drafts up to `most`, without a bubble: as `step_ms`, sooner."""
         ms = self.verify.ms_from(shape.num_tokens, most, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
@@ -113,16 +120,17 @@ class StepCost:
             measured: its parts.
         """
         whole = None
-        verify_ms = self.verify.table_ms_of(shape.num_tokens + num_draft_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        num_tokens = shape.num_tokens + num_draft_tokens
+        verify_ms = self.verify.table_ms_of(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         hop_ms = self.hops.table_ms(shape.num_rows, 2 if shape.num_requested else 1)
         draft_ms, drafter = max(self._times_of_asked(shape), key=lambda one: one[0], default=(0.0, None))
         if measured.verify_ms > 0 < measured.hop_ms and (measured.draft_ms > 0 or not shape.num_requested):
-            parts = StepMs(self.verify.correction.factor * verify_ms, draft_ms, self.hops.correction.factor * hop_ms)
+            parts = StepMs(self.verify.correction.at(num_tokens) * verify_ms, draft_ms, self.hops.correction.factor * hop_ms)
             is_overlapped = self._runs_ahead and not shape.num_requested
             predicted_ms, measured_ms = (max(ms.verify_ms, ms.hop_ms) if is_overlapped else sum(ms) for ms in (parts, measured))
             whole = predicted_ms, measured_ms
             self.errors.observe(*whole)
-        self.verify.correction.observe(verify_ms, measured.verify_ms)
+        self.verify.correction.observe(num_tokens, verify_ms, measured.verify_ms)
         self.hops.correction.observe(hop_ms, measured.hop_ms)
         if drafter is not None:
             drafter.correction.observe(draft_ms / drafter.correction.factor, measured.draft_ms)

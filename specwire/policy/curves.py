@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.correction import Correction
+from specwire.policy.shape import ShapeCorrection, log_sizes
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -38,14 +39,15 @@ def dense_ms(sizes: Sequence[float], times: Sequence[float] | FloatArray, padded
 
 
 class VerifyCurve:
-    """Milliseconds of a round at a verifier: (step[tokens] + ms_per_row x (rows - 1) + ms_per_kv_token x KV tokens) x factor.
+    """Milliseconds of a round at a verifier: (step[tokens] + ms_per_row x (rows - 1) + ms_per_kv_token x KV tokens) x factor[tokens].
 
     Args:
         cost: the verifier's table; points that are no positive finite numbers are left out.
     """
 
     def __init__(self, cost: VerifyCost) -> None:
-        self.correction = Correction()
+        self.correction = ShapeCorrection()
+        self._log_sizes: FloatArray = np.zeros(0)
         self._steps = _DenseTable(cost.num_tokens, cost.step_ms, cost.max_graph_tokens)
         self._chunks = _DenseTable(cost.chunk_num_tokens, cost.chunk_ms, 0)
         self._max_graph_row_tokens = cost.max_graph_row_tokens
@@ -65,18 +67,26 @@ class VerifyCurve:
         return self._table(longest_row).at(num_tokens) + self._rest_ms(num_rows, num_kv_tokens)
 
     def ms(self, num_tokens: IntArray, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
-        """See `table_ms`; with the factor."""
-        return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * self.correction.factor
+        """See `table_ms`; with the factors."""
+        if not len(num_tokens):
+            return np.zeros(0)
+        sizes = self._sizes(int(num_tokens.max()))[num_tokens]
+        return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * self.correction.of(sizes)
 
     def ms_from(self, num_tokens: int, num_more: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
         """The same as `ms` of num_tokens, num_tokens + 1, ..., num_tokens + num_more, sooner."""
         ms = self._table(longest_row).between(num_tokens, num_tokens + num_more) + self._rest_ms(num_rows, num_kv_tokens)
-        ms *= self.correction.factor
+        ms *= self.correction.of(self._sizes(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1])
         return ms
 
     def table_ms_of(self, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:
         """The same as `table_ms` of one number."""
         return float(self._table(longest_row).between(num_tokens, num_tokens)[0]) + self._rest_ms(num_rows, num_kv_tokens)
+
+    def _sizes(self, largest: int) -> FloatArray:
+        if largest >= len(self._log_sizes):
+            self._log_sizes = log_sizes(2 * largest + 1)
+        return self._log_sizes
 
     def _table(self, longest_row: int) -> "_DenseTable":
         return self._chunks if self._chunks.num_points and 0 < self._max_graph_row_tokens < longest_row else self._steps

@@ -16,6 +16,8 @@ _NUM_FREE_PROBES = 8
 MIN_PROBE_LOSS = 0.2
 """Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
 _MAX_LOANS = 4
+_LOSS_DECAY = 1 / 64
+"""Of the loss that probes are taken to have, each step, where they seem to lose less."""
 _STRIDE = 16
 _MIN_ROWS = 4
 
@@ -30,6 +32,7 @@ class Probes:
     def __init__(self, share: float) -> None:
         self._share = share
         self._credit_ms = 0.0
+        self._loss_ms = 0.0
         self._num_free = _NUM_FREE_PROBES
         self._is_promising = False
 
@@ -42,6 +45,8 @@ class Probes:
         """
         if not self._share:
             return False
+        # A probe that seems to cost nothing for once forgives no debt.
+        self._loss_ms = loss_ms = max(loss_ms, (1 - _LOSS_DECAY) * self._loss_ms)
         self._credit_ms = min(max(self._credit_ms, -_MAX_LOANS * loss_ms) + self._share * step_ms, loss_ms)
         if self._num_free:
             self._num_free -= 1

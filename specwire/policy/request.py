@@ -15,6 +15,10 @@ from specwire.policy.probes import MIN_PROBE_LOSS, Probes, num_probed_rows
 
 _REPLAN_STEPS = 12
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
+_MAX_SPREAD = 0.1
+"""Up to which the price of a step without drafts, beside that of the steps that are made, is taken for known."""
+_PLAIN_STEPS = 64
+"""Steps between two that are made without drafts to learn that price."""
 _STAY_STEPS = 16.0
 """Steps over which the bubble of leaving run-ahead is spread, before it is known for how many steps drafting goes on."""
 _STAY_BLEND = 0.25
@@ -22,6 +26,8 @@ _STAY_RECOVERY = 1 / 256
 _DEEPER_LOSS = 1.5
 _PROMISING = 0.75
 """Share of `_Plan.probe_gain` from which on a probe is followed by others at once."""
+_LEAVING_MARGIN = 0.02
+"""By so much more must drafting pay to begin: of what chance makes look good, some is not."""
 _YIELD_BLEND = 1 / 32
 _DEFICIT_ROWS = 512
 """Rows with drafts after which what an old one lost counts 1/e."""
@@ -42,6 +48,7 @@ class DraftRequest(NamedTuple):
         by_grade: drafts that sequences of each grade are asked for; empty: num_drafts for all.
         is_lone: a probe, and nothing is drafted beside it.
         num_asked: sequences that should be asked for more than 0, 1, ... drafts; empty: all for num_drafts.
+        is_measured: nobody is asked, though drafts pay by what is known, so that it is measured what such a step takes.
     """
 
     num_drafts: int
@@ -50,9 +57,11 @@ class DraftRequest(NamedTuple):
     by_grade: tuple[int, ...] = ()
     is_lone: bool = False
     num_asked: tuple[int, ...] = ()
+    is_measured: bool = False
 
 
 _NONE = DraftRequest(0)
+_MEASURED = DraftRequest(0, is_measured=True)
 
 
 @dataclass(slots=True)
@@ -95,8 +104,9 @@ class RequestPlanner:
         self._stay_steps = _STAY_STEPS
         self._num_stayed = 0
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
-        self._plain_rate = 1.0
+        self._plain_rate = 0.0  # tokens a millisecond of steps without drafts and chunks
         self._deficit = 0.0  # tokens a row that drafting has lost lately beside running ahead; 0 where it has gained
+        self._next_plain = 0
         self._step = -1
         self._request = DraftRequest(0)
 
@@ -131,6 +141,9 @@ class RequestPlanner:
         plan = self._plan(shape, num_sampling, most, count_grades)
         self._note_stay(plan.request.num_drafts > 0)
         self._note_yield(plan)
+        if plan.is_plain_unsure and self._step >= self._next_plain:
+            self._next_plain, plan.is_plain_unsure = self._step + _PLAIN_STEPS, False
+            return _MEASURED
         if plan.request.num_drafts == most or not self.probes.is_due(plan.step_ms, plan.probe_loss_ms):
             return plan.request
         for each in self._plans:
@@ -143,7 +156,8 @@ class RequestPlanner:
         plan, num_drafting = self._plans[shape.longest_row > 1], sum(shape.num_drafting)
         key = (num_drafting, num_sampling, shape.num_tokens)
         plan.num_uses += 1
-        if plan.num_uses > _REPLAN_STEPS or plan.most != most or not _are_close(key, plan.key):
+        # What had seemed to pay is looked at again after one step, two, four, ...
+        if plan.num_uses > min(_REPLAN_STEPS, self._num_stayed or _REPLAN_STEPS) or plan.most != most or not _are_close(key, plan.key):
             plan.num_uses, plan.most, plan.key = 0, most, key
             counts = count_grades()
             # Sequences that still prefill are counted as drafting, too.
@@ -173,11 +187,15 @@ class RequestPlanner:
         values[1:] -= self._deficit * num_by_grade.sum()  # forecasts of drafts that seldom come are too good: of the best steps, and late
         chosen = int(np.argmax(values))
         kept = int((options == current).all(axis=1).argmax())
-        if values[chosen] <= values[kept] + self._hysteresis * worth * found.times_ms[kept]:
+        margin = self._hysteresis if any(current) else max(self._hysteresis, _LEAVING_MARGIN)
+        if values[chosen] <= values[kept] + margin * worth * found.times_ms[kept]:
             chosen = kept
         plan.tokens, plan.step_ms = float(found.tokens[chosen]), float(found.times_ms[chosen])
         plan.request = _request(options[chosen], num_by_grade)
-        self._plain_rate = num_sampling / float(found.times_ms[0])
+        if not is_mixed:
+            self._plain_rate = num_sampling / float(found.times_ms[0])
+        spread = self._cost.verify.correction.spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
+        plan.is_plain_unsure = plan.request.num_drafts > 0 and not is_mixed and spread > _MAX_SPREAD
         is_lone, depth = not plan.request.num_drafts, plan.most
         # Where nothing is drafted beside it, it is not counted upon to bring anything, and looks as deep as that costs little more than two drafts.
         gained_ms = 0.0 if is_lone else (found.tokens - num_sampling) / worth
@@ -192,18 +210,21 @@ class RequestPlanner:
         """A probe beside which nothing is drafted has shown so many accepted tokens a row."""
         self.probes.observe(is_promising=tokens_per_row >= _PROMISING * self._plans[0].probe_gain)
 
-    def observe_step(self, tokens: float, step_ms: float, *, expected_tokens: float, num_rows: int) -> None:
-        """A step with drafts, no probe, has emitted so many tokens in so many milliseconds.
+    def observe_step(self, num_accepted: float, num_expected: float, longer_ms: float, num_rows: int) -> None:
+        """A step with drafts, no probe, has ended.
 
         Args:
-            expected_tokens: by the scores of the drafts that came.
+            num_accepted: of its drafts.
+            num_expected: of them, by the scores of the drafts that came.
+            longer_ms: time that it took more than one without drafts.
             num_rows: with drafters that answered.
         """
-        self._gain_ms += tokens / self._plain_rate - step_ms
-        self._num_observed += 1
-        if self._current_yield < _FULL_YIELD:  # among steps with chunks, whose time is worth less
+        worth = self._plain_rate * self._current_yield
+        if not worth:
             return
-        lost = (self._plain_rate * step_ms - expected_tokens) / num_rows
+        self._gain_ms += num_accepted / worth - longer_ms
+        self._num_observed += 1
+        lost = (worth * longer_ms - num_expected) / num_rows
         self._deficit = max(0.0, self._deficit + min(num_rows / _DEFICIT_ROWS, _MAX_DEFICIT_BLEND) * (lost - self._deficit))
 
     def _note_yield(self, plan: "_Plan") -> None:
@@ -236,6 +257,7 @@ class _Plan:
         best_rate: tokens a millisecond, were there no prefill chunks.
         probe_loss_ms: what a probe costs more than its tokens are worth.
         probe_gain: accepted tokens a row from which on drafting as deep as it does would cost nothing.
+        is_plain_unsure: drafting seems to pay, but what a step without drafts takes is not known well.
         most, key: what it was made for; num_uses: how often it was used since.
     """
 
@@ -246,6 +268,7 @@ class _Plan:
     best_rate: float = 0.0
     probe_loss_ms: float = 0.0
     probe_gain: float = 0.0
+    is_plain_unsure: bool = False
     most: int = -1
     key: tuple[int, int, int] = (0, 0, 0)
     num_uses: int = 0

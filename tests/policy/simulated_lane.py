@@ -1,4 +1,5 @@
-"""A lane's steps in simulated time: costs by a table, acceptance by chance. The measured times are the predicted ones."""
+"""A lane's steps in simulated time: costs by a table, acceptance by chance. What is measured are the true costs, which the policy's table need not
+have."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,7 +9,8 @@ import numpy as np
 from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.adaptive import AdaptivePolicy
 from specwire.policy.calibration import Calibrator
-from specwire.policy.cost import StepCost, StepShape
+from specwire.policy.cost import StepCost, StepMs, StepShape
+from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
 
 K_MAX = 7
@@ -60,7 +62,13 @@ def fixed_throughput(draft_cost: tuple[DraftCost, ...], rates: np.ndarray, k: in
 
 @dataclass(slots=True)
 class SimulatedLane:
-    """Steps of one policy. `sigma`: noise of the scores' log-odds, which otherwise are those of the true rates."""
+    """Steps of one policy.
+
+    Args:
+        sigma: noise of the scores' log-odds, which otherwise are those of the true rates.
+        has_plain_scores: scores say nothing.
+        true_verify: what rounds take, whatever the policy's table says.
+    """
 
     policy: AdaptivePolicy
     sigma: float
@@ -70,6 +78,7 @@ class SimulatedLane:
     qualities: np.ndarray = field(default_factory=lambda: np.zeros(0))
     graded: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     has_plain_scores: bool = False
+    true_verify: VerifyCurve = field(default_factory=lambda: VerifyCurve(VERIFY))
 
     @classmethod
     def make(cls, draft_cost: tuple[DraftCost, ...], *, sigma: float = 0.5, seed: int = 0) -> "SimulatedLane":
@@ -108,7 +117,12 @@ class SimulatedLane:
         num_asked = tuple((asks > j).sum() for j in range(k))
         taken = shape._replace(num_requested=k, num_asked=num_asked, leaves_run_ahead=self.runs_ahead and k > 0)
         self.runs_ahead = k == 0
-        return float(cost.step_ms(np.array([int(num_kept.sum())]), taken)[0]), num_kept, num_accepted, k
+        num_draft_tokens = int(num_kept.sum())
+        verify_ms = self.true_verify.table_ms_of(number + num_draft_tokens, number, number * CONTEXT)
+        measured = StepMs(verify_ms, float(cost.draft_ms(np.array([num_asked]), shape)[0]), cost.hops.table_ms(number, 2 if k else 1))
+        cost.observe(num_draft_tokens, taken, measured)
+        true_cost = StepCost(self.true_verify, cost.drafts, cost.hops)
+        return float(true_cost.step_ms(np.array([num_draft_tokens]), taken)[0]), num_kept, num_accepted, k
 
     @property
     def grades(self) -> np.ndarray:

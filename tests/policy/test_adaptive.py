@@ -380,10 +380,10 @@ def test_drafting_that_loses_is_given_up_for_a_while_whatever_the_forecast_promi
         AdaptivePolicy(StepCost.from_tables(VERIFY, BLOCK), Calibrator(K_MAX), K_MAX, probe_share=0.0), 0.5, np.random.default_rng(0)
     )
     rates = uniform(8)
-    assert all(lane.step(rates)[3] for _ in range(100))
+    assert sum(lane.step(rates)[3] > 0 for _ in range(100)) >= 98, "all but those that show what a step without drafts takes"
     # Steps that are as long as six without drafts, in which no draft seemed to be worth anything.
     for _ in range(100):
-        lane.policy._planner.observe_step(8.0, 24.0, expected_tokens=8.0, num_rows=8)
+        lane.policy._planner.observe_step(0.0, 0.0, 20.0, 8)
     asked = [lane.step(rates)[3] for _ in range(2000)]
     assert 0 in asked[:20]
     first = asked.index(0)
