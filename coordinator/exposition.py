@@ -76,6 +76,7 @@ SEQUENCES = _counter("sequences", "ended sequences (choices of requests)", "reas
 GENERATED = _counter("generated_tokens", "tokens given to streams")
 CACHED = _counter("cached_tokens", "prompt tokens of ended sequences that the verifier's prefix cache had")
 STREAMS_OPENED = _counter("streams_opened", "calls of clients", "kind")
+STREAMS_STALLED = _counter("stalled_streams", "calls whose requests were ended because their clients read nothing for client_stall_s", "kind")
 KEY_REFUSALS = _counter("key_refusals", "calls and requests that were refused for the sake of their API key", "cause")
 FAILED_RELOADS = _counter(
     "failed_reloads", "changed files that could not be used; peer_certificates: by each peer that was to be connected with them", "file"
@@ -112,9 +113,9 @@ HOP = _histogram("hop_seconds", "round trips without what the peer itself took",
 METRICS: tuple[Metric, ...] = (
     *COUNTS.values(),
     FALLBACKS, DRAFTS, DRAFT_TOKENS, VERIFIED_TOKENS, ACCEPTED_TOKENS, VERIFIED_AT, ACCEPTED_AT, TIMEOUTS, REQUESTS, REFUSED, FAILED, SEQUENCES,
-    GENERATED, CACHED, STREAMS_OPENED, KEY_REFUSALS, FAILED_RELOADS, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING, PARKED, RUNNING,
-    KV_BLOCKS, KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP, STEP_PART, STEP_K,
-    PREDICTED, MEASURED, DRAFT_REPLY, HOP, *ADAPTIVE_METRICS, *VARIANT_METRICS,
+    GENERATED, CACHED, STREAMS_OPENED, STREAMS_STALLED, KEY_REFUSALS, FAILED_RELOADS, SPANS, LOST_SPANS, READY, PEER_UP, RUNNING_REQUESTS, WAITING,
+    PARKED, RUNNING, KV_BLOCKS, KV_BLOCKS_USED, K, OPEN, STREAMS, QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, PROMPT_TOKENS, SEQUENCE_TOKENS, STEP,
+    STEP_PART, STEP_K, PREDICTED, MEASURED, DRAFT_REPLY, HOP, *ADAPTIVE_METRICS, *VARIANT_METRICS,
 )  # fmt: skip
 
 
@@ -190,6 +191,7 @@ def _requests(engine: Engine, metrics: Metrics) -> Iterator[Sample]:
     yield Sample(LOST_SPANS, (), 0 if metrics.tracer is None else metrics.tracer.num_dropped + metrics.tracer.num_failed)
     for kind in STREAM_KINDS:
         yield Sample(STREAMS_OPENED, (kind,), opened.get(kind, 0))
+        yield Sample(STREAMS_STALLED, (kind,), metrics.streams_stalled[kind])
         yield Sample(STREAMS, (kind,), opened.get(kind, 0) - closed.get(kind, 0))
     for metric, histogram in (
         (QUEUE, metrics.queue),

@@ -135,6 +135,7 @@ class Metrics:
         self.refusals_by_code: Counter[str] = Counter()
         self.streams_opened: Counter[str] = Counter()
         self.streams_closed: Counter[str] = Counter()
+        self.streams_stalled: Counter[str] = Counter()
         self.keys: KeyRing | None = None
         self.certificates: ServerCertificates | None = None
         self.connectors: Connectors | None = None

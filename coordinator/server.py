@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from specwire.config import CoordinatorConfig
-from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
+from specwire.errors import DeadlineExceededError, InvalidArgumentError, SpecwireError, UnavailableError, UnsupportedError
 from specwire.messages import ErrorStatus, GenerateRequest, TokenizerSpec
 from specwire.rpc import Server
 from specwire.tls import server_tls
@@ -56,6 +56,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         # Half of a message: `num_bytes` of what waits is an estimate. Half of the queue: a batch leaves room for other clients.
         self._max_update_bytes = self._max_message_bytes // 2
         self._max_in_flight = max(1, config.max_queue // 2)
+        self._stall_s = config.client_stall_s
         self._sessions: set[SessionStream] = set()
         self._tokenizer: tuple[TokenizerSpec, pb.GetTokenizerResponse] | None = None
 
@@ -67,7 +68,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         except SpecwireError as error:
             self._engine.metrics.refused(error)
             raise
-        async for response in _respond(stream, generate.pack_response, context):
+        async for response in self._respond("generate", stream, generate.pack_response, context):
             yield response
 
     async def Session(self, requests: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext) -> AsyncIterator[pb.SessionResponse]:
@@ -77,7 +78,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         reader = asyncio.create_task(_read(requests, session))
         context.add_done_callback(lambda _: reader.cancel())  # type: ignore[arg-type]  # grpc-stubs' type takes no function
         try:
-            async for response in _respond(session, generate.pack_update, context):
+            async for response in self._respond("session", session, generate.pack_update, context):
                 yield response
         finally:
             self._sessions.discard(session)
@@ -99,7 +100,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             except SpecwireError as refusal:
                 requests.append(refusal)
         batch = BatchStream(engine, requests, self._max_in_flight)
-        async for response in _respond(batch, self._pack_result, context):
+        async for response in self._respond("batch", batch, self._pack_result, context):
             yield response
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> pb.GetTokenizerResponse:
@@ -139,6 +140,39 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if self._keys is None:
             return self._engine
         return Tenant(self._engine, self._keys, self._keys.authenticate(context.invocation_metadata() or ()))
+
+    async def _respond(
+        self, kind: str, stream: _Stream[Update], pack: Callable[[Update], Response], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[Response]:
+        """A stream's updates as messages. A client that does not read keeps the call at its `yield`; after client_stall_s nothing runs for it
+        any more, and when it reads again it gets an error: gRPC can't tell it before."""
+        # The generator may be left suspended at its yield when the client goes away.
+        context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # grpc-stubs' type takes no function
+        has_stalled = False
+
+        def give_up() -> None:
+            nonlocal has_stalled
+            has_stalled = True
+            self._engine.metrics.streams_stalled[kind] += 1
+            logger.warning("what runs for the %s call of %s ends: its client has read nothing for %g s", kind, context.peer(), self._stall_s)
+            stream.close()
+
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        context.add_done_callback(lambda _: timer.cancel() if timer else None)  # type: ignore[arg-type]
+        try:
+            async for update in stream.updates():
+                message = pack(update)
+                timer = loop.call_later(self._stall_s, give_up)
+                yield message
+                timer.cancel()
+                if has_stalled:
+                    text = f"the client has read nothing for {self._stall_s:g} s, so that its requests were ended"
+                    raise DeadlineExceededError(f"{text}; read what comes, or raise client_stall_s")
+        finally:
+            if timer is not None:
+                timer.cancel()
+            stream.close()
 
     def _pack_result(self, result: BatchResult) -> pb.GenerateBatchResponse:
         response = generate.pack_batch_response(result.index, result.choices, result.error)
@@ -202,16 +236,6 @@ class CoordinatorServer:
         """NOT_SERVING; running requests get grace_s to end, idle sessions end at once."""
         self._servicer.drain()
         await self._server.stop(grace_s)
-
-
-async def _respond(stream: _Stream[Update], pack: Callable[[Update], Response], context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
-    # The generator may be left suspended at its yield when the client goes away.
-    context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # grpc-stubs' type takes no function
-    try:
-        async for update in stream.updates():
-            yield pack(update)
-    finally:
-        stream.close()
 
 
 async def _read(requests: AsyncIterator[pb.SessionRequest], session: SessionStream) -> None:

@@ -140,7 +140,8 @@ class SessionStream:
         self._wake.set()
 
     def close(self) -> None:
-        for handle in self._live.values():
+        self._is_draining = True
+        for handle in list(self._live.values()):
             handle.cancel()
 
     async def updates(self) -> AsyncIterator[SessionUpdate]:

@@ -136,6 +136,7 @@ class CoordinatorConfig:
     max_num_batched_tokens: int = option(0, "most tokens a round; 0 = the verifier's limit", low=0)
     max_queue: int = option(1024, "most waiting sequences (choices of requests) before new requests are refused", low=1)
     max_stream_backlog: int = option(1024, "most undelivered tokens of a stream before the sequence waits for its client", low=1)
+    client_stall_s: float = option(120.0, "how long a client may read nothing of what waits for it before its call is ended", low=0.1)
     max_outstanding_rounds: int = option(2, "rounds in flight a lane (W)", low=1)
     half_batches_from: int = option(
         0,
@@ -205,6 +206,7 @@ class HttpConfig:
     max_body_mb: int = option(16, "largest body of a request in MiB", low=1, high=MAX_MESSAGE_MB)
     max_message_mb: int = option(64, "largest gRPC message in MiB; at most the coordinator's", low=1, high=MAX_MESSAGE_MB)
     keep_alive_s: int = option(75, "seconds for which an idle connection is kept", low=1)
+    client_stall_s: float = option(120.0, "how long a client may read nothing of its answer before its connection is cut", low=0.1)
     grace_s: float = option(10.0, "most seconds from SIGTERM until running requests must have ended", low=0)
     health_listen: str = option("", "address of the gRPC health service: host:port or unix:path; none = no such service", lowest_port=0)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")

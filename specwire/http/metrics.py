@@ -17,6 +17,7 @@ REASONS = tuple(reason.label for reason in FinishReason)
 _counter, _gauge, _histogram = partial(make_counter, "http"), partial(make_gauge, "http"), partial(make_histogram, "http")
 REQUESTS = _counter("requests", "answered requests; 499: the client did not wait", "endpoint", "code")
 DISCONNECTS = _counter("disconnects", "clients that left before the end: while they waited for the answer, or in a stream", "phase")
+STALLED_CLIENTS = _counter("stalled_clients", "connections that were cut because their clients read nothing for client_stall_s; disconnects, too")
 FAILED_STREAMS = _counter("failed_streams", "streams that ended with an error event")
 CHOICES = _counter("choices", "ended choices of generations", "reason")
 PROMPT_TOKENS = _counter("prompt_tokens", "prompt tokens of generations, once for all choices")
@@ -39,7 +40,10 @@ _FAMILIES = (
     (DISCONNECTS, tuple((phase,) for phase in PHASES)),
     (FAILED_STREAMS, _NO_LABELS),
     (CHOICES, tuple((reason,) for reason in REASONS)),
-    *((metric, _NO_LABELS) for metric in (PROMPT_TOKENS, GENERATED_TOKENS, FAILED_RELOADS, STATUS_FAILURES, SPANS, LOST_SPANS, READY, RUNNING)),
+    *(
+        (metric, _NO_LABELS)
+        for metric in (STALLED_CLIENTS, PROMPT_TOKENS, GENERATED_TOKENS, FAILED_RELOADS, STATUS_FAILURES, SPANS, LOST_SPANS, READY, RUNNING)
+    ),
     *((metric, _NO_LABELS) for metric in (TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, GENERATION, PROMPT_LENGTH, CHOICE_LENGTH)),
 )
 METRICS = tuple(metric for metric, _ in _FAMILIES)

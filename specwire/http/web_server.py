@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from specwire.errors import InternalError
+from specwire.http.connection import Connection
 
 _BACKLOG = 2048
 _LAST_WORDS_S = 2
@@ -31,10 +33,20 @@ class WebServer:
     Args:
         sites: those without sockets are left out.
         keep_alive_s: how long idle connections are kept.
+        stall_s: how long a client may read nothing of its answer.
+        on_stall: called for each that is cut for it.
     """
 
-    def __init__(self, sites: Sequence[Site], keep_alive_s: int) -> None:
-        self._servers = [(_Server(_config(site, keep_alive_s)), list(site.sockets)) for site in sites if site.sockets]
+    def __init__(self, sites: Sequence[Site], keep_alive_s: int, stall_s: float, on_stall: Callable[[], None]) -> None:
+        connection = functools.partial(Connection, stall_s=stall_s, on_stall=on_stall)
+        self._servers = []
+        for site in sites:
+            if site.sockets:
+                config = _config(site, keep_alive_s)
+                config.http_protocol_class = connection  # type: ignore[assignment]  # is called, and nothing else
+                self._servers.append((_Server(config), list(site.sockets)))
+            for bound in site.sockets:
+                _limit_last_bytes(bound, stall_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -68,6 +80,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.has_started.set()
+
+
+def _limit_last_bytes(bound: socket.socket, stall_s: float) -> None:
+    """What is left in the system's buffers when an answer has ended is given up, too, if its client never reads it (Linux; tcp(7))."""
+    if bound.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(2**31 - 1, round(4000 * stall_s)))
 
 
 def _config(site: Site, keep_alive_s: int) -> uvicorn.Config:

@@ -12,7 +12,7 @@ from specwire.http.app import make_app, make_metrics_app
 from specwire.http.board import Board
 from specwire.http.health import HealthService
 from specwire.http.lifetime import Lifetime
-from specwire.http.metrics import FAILED_RELOADS, LAYOUT, READY
+from specwire.http.metrics import FAILED_RELOADS, LAYOUT, READY, STALLED_CLIENTS
 from specwire.http.service import HttpService
 from specwire.http.sockets import Certificates, bind, bound_address
 from specwire.http.spans import open_spans
@@ -43,7 +43,8 @@ async def serve(config: HttpConfig, board: Board) -> None:
     _warn_if_exposed(addresses, has_tls=tls is not None)
     upstream, lifetime, health, spans = Upstream(config), Lifetime(), HealthService(config.health_listen), open_spans(config, board)
     service = HttpService(config, upstream, lifetime, board, spans)
-    server = WebServer(_sites(service, config, sockets, metrics_sockets, certificates), config.keep_alive_s)
+    sites = _sites(service, config, sockets, metrics_sockets, certificates)
+    server = WebServer(sites, config.keep_alive_s, config.client_stall_s, lambda: board.add(STALLED_CLIENTS))
     tasks: list[asyncio.Task[None]] = []
     try:
         await health.start()

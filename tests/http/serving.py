@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from specwire.config import CoordinatorConfig, HttpConfig
 from specwire.http.app import make_app
 from specwire.http.board import Board
 from specwire.http.lifetime import Lifetime
-from specwire.http.metrics import LAYOUT
+from specwire.http.metrics import LAYOUT, STALLED_CLIENTS
 from specwire.http.service import HttpService
 from specwire.http.sockets import Certificates, bind, bound_address
 from specwire.http.spans import open_spans
@@ -114,18 +115,21 @@ class Served(Front):
 
 
 @contextlib.asynccontextmanager
-async def front(config: HttpConfig, api_key: str = "any") -> AsyncIterator[Front]:
-    """The HTTP service, as ready as a coordinator that serves makes it."""
+async def front(config: HttpConfig, api_key: str = "any", send_buffer: int = 0) -> AsyncIterator[Front]:
+    """The HTTP service, as ready as a coordinator that serves makes it; send_buffer: bytes that the system keeps for a client, 0 = as it likes."""
     tls = server_tls(config)
     certificates = None if tls is None else Certificates(tls, lambda: None)
     bound = bind(config.listen[0], is_shared=False)
+    if send_buffer:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     url = f"{'https' if tls else 'http'}://{bound_address(config.listen[0], bound)}"
     upstream, lifetime = Upstream(config), Lifetime()
     board = Board(LAYOUT)
     spans = open_spans(config, board)
     service = HttpService(config, upstream, lifetime, board, spans)
     service.serves = True
-    server = WebServer([Site(make_app(service, config), [bound], certificates.context if certificates else None)], config.keep_alive_s)
+    site = Site(make_app(service, config), [bound], certificates.context if certificates else None)
+    server = WebServer([site], config.keep_alive_s, config.client_stall_s, lambda: board.add(STALLED_CLIENTS))
     await server.start()
     following = asyncio.create_task(certificates.follow()) if certificates else None
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=30.0)
@@ -149,6 +153,7 @@ async def http_served(
     coordinator: dict[str, Any] | None = None,
     http: dict[str, Any] | None = None,
     api_key: str = "any",
+    send_buffer: int = 0,
 ) -> AsyncIterator[Served]:
     """A target that says letters and spaces, with a chat template that knows tools and enable_thinking.
 
@@ -156,6 +161,7 @@ async def http_served(
         folder: for sockets.
         verifier, coordinator, http: what is different, of the script and the configurations.
         api_key: of the client.
+        send_buffer: as of `front`.
     """
     target = ScriptedVerifier(byte_verifier_script(**{"tokenizer": dataclasses.replace(make_spec(), chat_template=CHAT_TEMPLATE)} | (verifier or {})))
     drafter = ScriptedDrafter(byte_drafter_script(alphabet=target.script.alphabet))
@@ -165,7 +171,8 @@ async def http_served(
     fields = {"listen": (f"unix:{folder}/coordinator.sock",), "verifiers": ("v:1",), "drafters": ("d:1",)} | (coordinator or {})
     config = CoordinatorConfig(**fields)
     engine = Engine(config, network.connect_verifier, network.connect_drafter, network.resolve)
-    async with _coordinator(engine, config) as address, front(HttpConfig(**_LISTEN | {"coordinator": address} | (http or {})), api_key) as running:
+    own = _LISTEN | (http or {})
+    async with _coordinator(engine, config) as address, front(HttpConfig(**own | {"coordinator": address}), api_key, send_buffer) as running:
         yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter)
 
 

@@ -1,0 +1,72 @@
+"""Clients that send requests and never read: others don't notice, memory is bounded, and they are cut off."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from specwire.http.metrics import STALLED_CLIENTS
+from tests.http.serving import Served, http_served, request
+from tests.waiting import until
+
+NUM_STALLED = 8
+LARGE = {"prompt": "a", "max_tokens": 480, "ignore_eos": True, "n": 2, "logprobs": 5, "return_token_ids": True}
+"""300 KB: more than what waits of an answer."""
+SEND_BUFFER = 8192
+
+
+async def _stall(served: Served, body: dict[str, object]) -> socket.socket:
+    """Sends a request; nothing is read."""
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(own, ("127.0.0.1", served.port))
+    await loop.sock_sendall(own, request("POST", "/v1/completions", json.dumps(body).encode(), content_type="application/json"))
+    return own
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_clients_that_never_read_are_cut_off(socket_dir: Path, is_streamed: bool) -> None:
+    serving = http_served(socket_dir, send_buffer=SEND_BUFFER, http={"client_stall_s": 0.5})
+    async with serving as served, contextlib.AsyncExitStack() as clients:
+        board = served.service.board
+        for _ in range(NUM_STALLED):
+            clients.enter_context(await _stall(served, LARGE | {"stream": is_streamed}))
+        params = {"prompt": "a", "max_tokens": 100, "ignore_eos": True, "seed": 3, "stream": True}
+        texts = set()
+        async with asyncio.timeout(60):
+            while board.own(STALLED_CLIENTS) < NUM_STALLED:  # others are served all the while
+                events = (await served.post("/v1/completions", params)).events
+                texts.add("".join(event["choices"][0]["text"] for event in events if event["choices"]))
+        assert texts == {bytes(served.verifier.target.generate([97], 100, 3)).decode()}
+        await served.until_idle()
+        assert board.own(STALLED_CLIENTS) == NUM_STALLED
+
+
+async def test_who_reads_slowly_is_not_cut_off(socket_dir: Path) -> None:
+    """Longer than client_stall_s in all, but something again and again."""
+    async with http_served(socket_dir, send_buffer=SEND_BUFFER, http={"client_stall_s": 5.0}) as served:
+        whole = await served.post("/v1/completions", LARGE | {"seed": 1})
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1 << 16)
+        writer.write(request("POST", "/v1/completions", json.dumps(LARGE | {"seed": 1}).encode(), content_type="application/json"))
+        size, parts = len(whole.body) // 8, []
+        while part := await reader.read(size):
+            parts.append(part)
+            await asyncio.sleep(0.01)
+        assert b"".join(parts).endswith(whole.body[-100:])
+        assert served.service.board.own(STALLED_CLIENTS) == 0
+        writer.close()
+
+
+async def test_a_client_that_goes_while_it_is_waited_for(socket_dir: Path) -> None:
+    async with http_served(socket_dir, send_buffer=SEND_BUFFER, http={"client_stall_s": 60.0}) as served:
+        client = await _stall(served, LARGE | {"stream": True})
+        await until(lambda: served.service.lifetime.num_running == 1)
+        await asyncio.sleep(0.3)
+        client.close()
+        await served.until_idle()
+        assert served.service.board.own(STALLED_CLIENTS) == 0
