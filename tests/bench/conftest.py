@@ -71,9 +71,9 @@ def served(socket_dir: Path) -> Iterator[Served]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     yield started[0]
     loop.call_soon_threadsafe(stop.set)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     loop.close()

@@ -19,7 +19,7 @@ from specwire.messages import GenerateRequest
 from tests.cli.conftest import Coordinator
 from tests.coordinator.scripted_engine import ScriptedRequest
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 PROMPTS = [{"prompt": "AB", "max_tokens": 2}, {"prompt": "MN", "max_tokens": 3, "id": "two"}, {"prompt_token_ids": [80], "max_tokens": 1}]
 
 

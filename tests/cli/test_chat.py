@@ -20,7 +20,7 @@ from specwire.messages import GenerateRequest
 from tests.cli.conftest import Coordinator
 from tests.coordinator.scripted_engine import ScriptedRequest
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def chat(coordinator: Coordinator, questions: str | bytes, *options: str) -> Result:

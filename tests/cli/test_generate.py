@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from specwire.cli import app
 from tests.cli.conftest import Coordinator
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def generate(*arguments: str) -> Result:

@@ -32,7 +32,7 @@ def test_help_loads_nothing_heavy() -> None:
         "except SystemExit as stop:\n    assert stop.code == 0\n"
         "sys.stderr.write(' '.join({'torch', 'transformers', 'grpc', 'numpy', 'tokenizers', 'rich'} & set(sys.modules)))\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert "Usage: specwire up" in result.stdout
     assert result.stderr == ""
@@ -137,7 +137,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, arguments: li
     (tmp_path / "requests").write_text('{"prompt": "a", "unknown": 1}\n')
     with open("/dev/full", "w", encoding="utf-8") as full:
         command = [sys.executable, "-m", "specwire.cli", *arguments]
-        result = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+        result = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("specwire: standard output or a file can't be read or written (No space left on device)")
     assert "Traceback" not in result.stderr
@@ -147,7 +147,7 @@ def test_a_pipe_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(
-        [sys.executable, "-m", "specwire.cli", "--version"], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        [sys.executable, "-m", "specwire.cli", "--version"], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
@@ -156,7 +156,7 @@ def test_a_pipe_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "requests").write_text('{"prompt": "a"}\n')
     command = [sys.executable, "-m", "specwire.cli", "batch", "requests", "--output", "x" * 300]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
     assert f"specwire: {'x' * 300} can't be read or written (File name too long)" in result.stderr
     assert "Traceback" not in result.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.test_launch import happened
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

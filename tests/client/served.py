@@ -66,10 +66,10 @@ def served(socket_dir: Path) -> Iterator[Served]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
-    assert is_ready.wait(30), "the coordinator did not become ready"
+    assert is_ready.wait(60), "the coordinator did not become ready"
     try:
         yield Served(config.listen[0], verifier, requests)
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(60)
         loop.close()

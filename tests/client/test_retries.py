@@ -208,7 +208,7 @@ async def test_no_pause_goes_beyond_the_deadline(client: AsyncClient, engine: Sc
     """The error comes at once, since nothing could be gained by waiting."""
     engine.max_queue, engine.retry_after_ms = 0, 60_000
     with pytest.raises(ResourceExhaustedError):
-        await way(client, timeout=30)
+        await way(client, timeout=60)
     assert (engine.num_refused, pauses) == (1, [])
 
 

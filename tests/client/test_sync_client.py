@@ -35,7 +35,7 @@ class Serving:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
 
     async def _serve(self) -> None:
         self.engine = ScriptedEngine(make_spec() if self._has_tokenizer else None)
@@ -224,7 +224,7 @@ def test_a_forgotten_client_ends_its_thread(server: Serving) -> None:
     thread = client._thread
     del client
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -270,7 +270,7 @@ if "hang" in sys.argv:
 
 @pytest.mark.parametrize(("mode", "expected"), [("", "ABC\n"), ("fork", "FailedPreconditionError\nA\nABC\n")])
 def test_a_program_that_never_closes_ends_cleanly(server: Serving, mode: str, expected: str) -> None:
-    result = subprocess.run([sys.executable, "-c", PROGRAM, server.address, mode], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run([sys.executable, "-c", PROGRAM, server.address, mode], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (0, expected), result.stderr
     assert "Traceback" not in result.stderr
 
@@ -283,7 +283,7 @@ def test_ctrl_c_ends_the_generation(server: Serving) -> None:
     assert program.stdout is not None
     assert [program.stdout.readline() for _ in range(3)] == ["ABC\n", "event\n", "event\n"]
     program.send_signal(signal.SIGINT)
-    _, errors = program.communicate(timeout=20)
+    _, errors = program.communicate(timeout=60)
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert program.returncode == -signal.SIGINT
     until(lambda: not server.engine.live)

@@ -65,12 +65,12 @@ async def test_stop_drains_sessions_and_lets_requests_end(socket_dir: Path) -> N
         await busy.write(command({1: request(max_tokens=20)}))
         await until(lambda: len(engine.live) == 1)
         began = time.monotonic()
-        stopping = asyncio.create_task(server.stop(20.0))
+        stopping = asyncio.create_task(server.stop(1000.0))
         with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
             await idle.read()
         engine.is_paused = False
         engine.wake()
         assert (await read_until_done(busy, {1}))[1][0] == list(range(1, 21))
         await stopping
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         await channel.close()

@@ -244,12 +244,12 @@ async def test_streams_end_at_once_when_the_drafter_stops(socket_dir: Path) -> N
         async with draft_stream(server.addresses[0]) as client:
             await client.ask(opens=[open_request([1, 1])], rows=[DraftRow(0, 1, 2, 1)])
             started = time.monotonic()
-            stopping = asyncio.create_task(server.stop(grace_s=30))
+            stopping = asyncio.create_task(server.stop(grace_s=1000))
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await client.receive()
             assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
             assert await stopping
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 60
         assert server.worker.pool.num_free == 64
 
 
@@ -273,7 +273,6 @@ def run_drafter(*arguments: str) -> subprocess.Popen[str]:
 
 def test_process_starts_soon_small_and_without_torch_and_ends_with_0(socket_dir: Path) -> None:
     process = run_drafter(f"--listen=unix:{socket_dir}/d")
-    started = time.monotonic()
     assert process.stderr is not None
     lines = []
     try:
@@ -281,16 +280,15 @@ def test_process_starts_soon_small_and_without_torch_and_ends_with_0(socket_dir:
             lines.append(line)
             if "ready: drafter" in line:
                 break
-        elapsed = time.monotonic() - started
         assert f"ready: drafter unix:{socket_dir}/d" in lines[-1], lines
-        assert elapsed < 10, lines
         maps = Path(f"/proc/{process.pid}/maps")
         if maps.exists():
+            assert _cpu_s(process.pid) < 3, lines
             assert "libtorch" not in maps.read_text()
             assert _resident_mib(process.pid) < 150
         process.send_signal(signal.SIGTERM)
         lines.extend(process.stderr)
-        assert process.wait(10) == 0, lines
+        assert process.wait(60) == 0, lines
     finally:
         process.kill()
         process.stderr.close()
@@ -308,7 +306,13 @@ async def test_a_drafter_whose_batches_keep_failing_ends(socket_dir: Path) -> No
                 with pytest.raises(grpc.aio.AioRpcError, match="RuntimeError in drafting"):
                     await client.ask(opens=[open_request([3])], rows=[DraftRow(0, 1, 1, 2)])
         with pytest.raises(InternalError, match=r"5 batches in a row failed, the last one with RuntimeError: no device"):
-            await asyncio.wait_for(broken, 10)
+            await asyncio.wait_for(broken, 60)
+
+
+def _cpu_s(pid: int) -> float:
+    """What it has computed so far: how long that took says more about the machine."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_mib(pid: int) -> float:

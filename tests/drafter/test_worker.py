@@ -31,7 +31,7 @@ class GatedMethod(ScriptedMethod):
     def propose(self, asks: Sequence[Ask]) -> list[Drafts]:
         self.log.append("propose")
         self.entered.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return super().propose(asks)
 
     def catch_up(self, budget: int) -> int:
@@ -62,7 +62,7 @@ def first_round(number: int = 1, lane: int = 0) -> DraftRound:
 
 
 def result(inbox: Inbox) -> DraftResult:
-    item = inbox.get(timeout=10)
+    item = inbox.get(timeout=60)
     assert isinstance(item, DraftResult)
     return item
 
@@ -77,7 +77,7 @@ def test_rounds_are_answered_in_order_and_timed() -> None:
     assert first.rows[0].draft_tokens == [21, 22]
     assert first.rows[0].confidences.tolist() == [0.5, 0.5]
     assert first.timing.received_ns == 5 < first.timing.started_ns <= first.timing.finished_ns
-    assert inbox.get(timeout=10) is None
+    assert inbox.get(timeout=60) is None
     third = result(inbox)
     assert (third.round, third.rows[0].draft_tokens) == (3, [22, 23, 24])
     harness.stop()
@@ -89,7 +89,7 @@ def test_lanes_share_a_batch_but_a_session_is_never_ahead_of_its_own_rows() -> N
     a, inbox_a = harness.session("a")
     b, inbox_b = harness.session("b")
     harness.worker.submit(a, first_round(), 0)
-    assert method.entered.wait(10)
+    assert method.entered.wait(60)
     # All of these wait while the first batch is held.
     harness.worker.submit(b, first_round(lane=1), 0)
     harness.worker.submit(a, DraftRound(1, 0, 2, commits=[DraftCommit(0, 1, 2, [30])], rows=[DraftRow(0, 1, 3, 1)]), 0)
@@ -107,7 +107,7 @@ def test_rounds_come_before_background_work_but_do_not_starve_it() -> None:
     session, inbox = harness.session("a")
     method.num_behind = 3
     harness.worker.submit(session, first_round(), 0)
-    assert method.entered.wait(10)
+    assert method.entered.wait(60)
     for number in range(2, 11):
         harness.worker.submit(session, DraftRound(1, 0, number, rows=[DraftRow(0, 1, 2, 1)]), 0)
     method.gate.set()
@@ -134,7 +134,7 @@ def test_answers_are_sent_before_background_work_begins(monkeypatch: pytest.Monk
     assert method.log == ["propose", "propose"]
     monkeypatch.setattr("drafter_svc.worker._ANSWER_S", 0.001)
     harness.worker.submit(session, DraftRound(1, 0, 3, rows=[DraftRow(0, 1, 2, 1)]), 0)
-    assert method.caught_up.wait(10)
+    assert method.caught_up.wait(60)
     assert method.log == ["propose", "propose", "propose", "chunk"]
     harness.stop()
 
@@ -145,8 +145,8 @@ def test_background_work_goes_on_without_rounds() -> None:
     session, inbox = harness.session("a")
     method.num_behind = 5
     harness.worker.submit(session, DraftRound(1, 0, 1), 0)
-    assert inbox.get(timeout=10) is None
-    assert method.caught_up.wait(10)
+    assert inbox.get(timeout=60) is None
+    assert method.caught_up.wait(60)
     assert method.num_chunks == 5
     harness.stop()
 
@@ -161,7 +161,7 @@ def test_an_error_in_a_message_ends_only_its_session() -> None:
     result(inbox_a)
     result(inbox_b)
     harness.worker.submit(a, first_round(2), 0)
-    error = inbox_a.get(timeout=10)
+    error = inbox_a.get(timeout=60)
     assert isinstance(error, InvalidArgumentError)
     assert "slot 0" in str(error)
     harness.worker.submit(a, first_round(3), 0)
@@ -186,7 +186,7 @@ def test_a_fault_while_drafting_ends_the_sessions_of_its_batch(caplog: pytest.Lo
     harness.worker.submit(b, first_round(), 0)
     result(inbox_b)
     harness.worker.submit(a, DraftRound(1, 0, 1, opens=[open_request([13])], rows=[DraftRow(0, 1, 1, 1)]), 0)
-    error = inbox_a.get(timeout=10)
+    error = inbox_a.get(timeout=60)
     assert isinstance(error, InternalError)
     assert "ZeroDivisionError" in str(error)
     assert "unlucky" in caplog.text
@@ -203,7 +203,7 @@ def test_a_fault_outside_the_method_ends_the_worker_rather_than_leave_its_client
     harness = Harness(Malformed())
     session, inbox = harness.session("a")
     harness.worker.submit(session, first_round(), 0)
-    assert isinstance(inbox.get(timeout=10), InternalError)
+    assert isinstance(inbox.get(timeout=60), InternalError)
     with pytest.raises(InternalError, match=r"the drafter's thread failed with \w+Error"):
         harness.worker.broken.result(10)
     harness.stop()
@@ -224,7 +224,7 @@ def test_faults_in_a_row_break_the_worker() -> None:
         assert not harness.worker.broken.done()
         session, inbox = harness.session(str(number))
         harness.worker.submit(session, first_round(), 0)
-        answer = inbox.get(timeout=10)
+        answer = inbox.get(timeout=60)
         assert isinstance(answer, DraftResult if error is None else SpecwireError)
         harness.worker.close_session(session)
     with pytest.raises(InternalError, match="5 batches in a row failed, the last one with RuntimeError: no device; the drafter ends"):
@@ -245,8 +245,8 @@ def test_a_fault_in_background_work_ends_every_session() -> None:
 
     method.catch_up = fail  # type: ignore[method-assign]
     harness.worker.submit(a, DraftRound(1, 0, 2), 0)
-    assert inbox_a.get(timeout=10) is None
-    assert isinstance(inbox_a.get(timeout=10), InternalError)
+    assert inbox_a.get(timeout=60) is None
+    assert isinstance(inbox_a.get(timeout=60), InternalError)
     assert not method.sequences
     harness.stop()
 
@@ -311,6 +311,6 @@ def test_chunks_are_no_larger_than_replies_can_wait_for(monkeypatch: pytest.Monk
     inbox: Inbox = queue.Queue()
     method.num_behind = 1
     worker.submit(worker.open_session("a", inbox.put), first_round(), received_ns=1)
-    assert method.caught_up.wait(10)
+    assert method.caught_up.wait(60)
     assert worker.stop(10)
     assert set(budgets) == {expected}

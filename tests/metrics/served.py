@@ -55,10 +55,10 @@ def serve_in_thread(socket_dir: Path) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
     try:
-        assert ready.wait(30), "the coordinator did not start"
+        assert ready.wait(60), "the coordinator did not start"
         yield addresses[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "the coordinator did not stop"
         loop.close()

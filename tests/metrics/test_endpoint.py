@@ -18,7 +18,7 @@ METRICS = (ROUNDS, OPEN, TIME)
 
 
 def get(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         return response.read().decode()
 

@@ -29,7 +29,7 @@ class Scraper(threading.Thread):
     def run(self) -> None:
         try:
             while not self.stopped.wait(0.02):
-                with urllib.request.urlopen(self._url, timeout=10) as response:
+                with urllib.request.urlopen(self._url, timeout=60) as response:
                     self.scrapes.append(parse(response.read().decode()))
         except Exception as error:
             self.error = error

@@ -39,7 +39,7 @@ def scrape(service: Service) -> Series:
     service.wait_for("metrics on ")
     address = re.search(r"metrics on (http://\S+)", service.log)
     assert address is not None
-    with urllib.request.urlopen(address[1], timeout=10) as response:
+    with urllib.request.urlopen(address[1], timeout=60) as response:
         return parse(response.read().decode())
 
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from specwire.tracing.spec import BY_NAME, SERVICE_PREFIX
 
-_WAIT_S = 30.0
+_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

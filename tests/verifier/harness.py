@@ -298,5 +298,5 @@ class LaunchGate:
 
     def _hold(self, request: VerifyRound) -> LaunchedRound:
         self.num_launched += 1
-        assert self._open.wait(10)
+        assert self._open.wait(60)
         return self._launch(request)

@@ -32,7 +32,7 @@ class LateRound:
         return self._arrived.is_set()
 
     def wait(self) -> None:
-        assert self._arrived.wait(20)
+        assert self._arrived.wait(60)
 
     def results(self) -> list[SegmentTokens]:
         self.wait()

@@ -166,7 +166,7 @@ async def test_health_and_reflection(served):
 
 async def test_loading_answers_not_serving_and_unavailable(model, socket_dir):
     started, loading = threading.Event(), threading.Event()
-    serving = serve(make_verifier(model), socket_dir, before_load=lambda: (started.set(), loading.wait(10)))
+    serving = serve(make_verifier(model), socket_dir, before_load=lambda: (started.set(), loading.wait(60)))
     starting = asyncio.create_task(serving.__aenter__())
     await until(started.is_set)
     async with grpc.aio.insecure_channel(f"unix:{next(socket_dir.iterdir())}") as channel:
