@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 UP_ARGS ?= --demo
 PYTEST_ARGS ?=
-TEST_WORKERS ?= 2
+# One more than cores: while a test waits for a process or a timer, which a third of their time goes to, another one runs.
+TEST_WORKERS ?= 3
 
 PY := $(VENV)/bin/python
 # Whole files go to the workers, in the order of collection: the long ones are not the last.

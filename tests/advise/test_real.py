@@ -18,12 +18,24 @@ def test_a_tiny_model(tmp_path: Path, socket_dir: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TMPDIR", str(socket_dir))
     save_tiny_model(tmp_path / "tiny", max_position_embeddings=512)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": "abcabcab" * count}) + "\n" for count in range(1, 5)))
-    options = ["--port", "0", "--model", str(tmp_path / "tiny"), "--kv-cache-memory", "8000000", "--num-threads", "1", "--config="]
+    options = [
+        "--port",
+        "0",
+        "--model",
+        str(tmp_path / "tiny"),
+        "--kv-cache-memory",
+        "8000000",
+        "--dtype",
+        "float32",
+        "--num-threads",
+        "1",
+        "--config=",
+    ]
     up = Up(tmp_path, *options, timeout_s=100)
     try:
         address = up.wait_ready()
         arguments = ["--address", address, "--prompts", str(tmp_path / "prompts.jsonl"), "--output", str(tmp_path / "out"), "--ignore-eos"]
-        sizes = ["--output-len", "48", "--concurrency", "1,4", "--step-len", "24", "--repeats", "2", "--online-seconds", "1", "--keep-going"]
+        sizes = ["--output-len", "32", "--concurrency", "1,4", "--step-len", "16", "--repeats", "1", "--online-seconds", "0.5", "--keep-going"]
         result = CliRunner().invoke(app, ["advise", *arguments, *sizes])
     finally:
         up.process.terminate()

@@ -92,7 +92,7 @@ def cases(draw: st.DrawFn) -> tuple[SamplingParams, list[int], list[list[int]], 
     return params, token_ids, groupings(draw, token_ids), draw(st.integers(1, 40))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(cases())
 def test_any_grouping_equals_one_token_a_step(case: tuple[SamplingParams, list[int], list[list[int]], int]) -> None:
     params, token_ids, groups, room = case

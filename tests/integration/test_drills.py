@@ -39,14 +39,15 @@ async def test_a_drafter_that_dies_hangs_is_late_fails_or_lies(socket_dir: Path)
 
 
 @pytest.mark.timeout(300)  # up to six processes start one after the other, four of them with torch
-@pytest.mark.parametrize("methods", [("close",), pytest.param(("close", "far", "suffix"), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("methods", [("suffix",), pytest.param(("close", "far", "suffix"), marks=pytest.mark.slow)], ids=len)
 async def test_drafters_are_swapped_and_verifier_and_coordinator_are_killed(socket_dir: Path, tmp_path: Path, methods: tuple[str, ...]) -> None:
     models = drills_models.Models(tmp_path, num_cases=6, answer_len=90)
-    async with drills_models.start_stack(models, socket_dir, num_streams=8, max_num_seqs=6, restart_s=0.0) as stack:
+    async with drills_models.start_stack(models, socket_dir, num_streams=4, max_num_seqs=3, restart_s=0.0) as stack:
         figures, problems = await drills_models.swap_drafters(stack, models, methods, num_tokens=40)
         assert problems == []
         phases = figures["phases"]
-        assert [phase["method"] for phase in phases] == ["ngram", "draft_model", "draft_model", "suffix"][: 1 + len(methods)]
+        names = {"close": "draft_model", "far": "draft_model"}
+        assert [phase["method"] for phase in phases] == ["ngram", *(names.get(method, method) for method in methods)]
         assert all(0 < phase["accepted_tokens"] <= phase["draft_tokens"] for phase in phases)
         if "far" in methods:
             assert phases[1]["acceptance"] > phases[2]["acceptance"]

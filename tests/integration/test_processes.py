@@ -67,15 +67,13 @@ def check_ends_with_one_line(service: Service, *parts: str) -> None:
 
 def test_missing_models(socket_dir: Path, services: list[Service], tmp_path: Path) -> None:
     spec = SpeculativeConfig.from_dict({"method": "draft_model", "model": str(tmp_path / "nowhere")})
-    verifier, drafter, empty = start(
+    verifier, drafter = start(
         services,
         VerifierConfig(listen=(f"unix:{socket_dir}/v",), model=str(tmp_path / "nowhere.gguf")),
         DrafterConfig(listen=(f"unix:{socket_dir}/d",), speculative_config=spec),
-        VerifierConfig(listen=(f"unix:{socket_dir}/e",), model=str(tmp_path)),
     )
     check_ends_with_one_line(verifier, str(tmp_path / "nowhere.gguf"))
     check_ends_with_one_line(drafter, str(tmp_path / "nowhere"))
-    check_ends_with_one_line(empty, str(tmp_path), "config.json")
 
 
 def test_ports_in_use(services: list[Service], folder: Path) -> None:
