@@ -5,7 +5,8 @@ python -m benchmarks.adaptive_cpu [--precision bfloat16|int4|...] [--concurrency
 One verifier, one drafter and one coordinator for all of it, as processes; the policy is switched in the running coordinator. A window is all prompts
 of a kind, closed loop, greedy: so many requests at once, the next one when one has ended. After an unmeasured window of each policy, in which the
 prefix cache gets the prompts and the policy learns, windows of all policies take turns, in another order each round. A speed is tokens by the time
-of the whole window; a ratio is the median of the rounds' ratios.
+of the whole window; a ratio is the median of the rounds' ratios. There are twice as many requests as run at once, at least: with as many, none would
+follow another, and a window would be as long as its slowest text, whatever the others gain.
 """
 
 import argparse
@@ -164,7 +165,7 @@ async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             for kind in args.kinds:
                 texts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in read_prompts(kind)]
                 for concurrency in args.concurrency:
-                    prompts = [texts[index % len(texts)] for index in range(max(len(texts), concurrency))]
+                    prompts = [texts[index % len(texts)] for index in range(max(len(texts), 2 * concurrency))]
                     rows += await compare(bench, policies, kind, prompts, concurrency, args.rounds)
     return rows
 
@@ -178,13 +179,13 @@ async def compare(
         first = number % len(policies)
         for policy in (*policies[first:], *policies[:first]):
             window = await bench.measure(policy, prompts, concurrency)
+            if policy.is_adaptive:
+                learned = (await bench.client.get_status()).lanes[0].policy
             if number >= 0:
                 windows[policy].append(window)
         if number >= 0:
             speeds = ", ".join(f"{policy.name} {found[-1].tok_s:.1f}" for policy, found in windows.items())
             print(f"{kind}, {concurrency} at once: {speeds} tok/s", flush=True)
-    status = await bench.client.get_status()
-    learned = status.lanes[0].policy
     none, fixed, _ = windows.values()
     rows = []
     for policy, found in windows.items():
