@@ -29,6 +29,7 @@ from benchmarks.turns import family_cpu_s
 from specwire.client import AsyncClient
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.messages import PolicyStatus
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer
@@ -175,6 +176,7 @@ async def compare(
 ) -> list[dict[str, Any]]:
     """Rows of all policies, which take turns."""
     windows: dict[Policy, list[Window]] = {policy: [] for policy in policies}
+    learned = PolicyStatus()
     for number in range(-1, num_rounds):
         first = number % len(policies)
         for policy in (*policies[first:], *policies[:first]):
