@@ -92,7 +92,7 @@ def _choose(j, number, scratch):
 
 
 @njit(**OPTIONS)
-def _place_row(j, d, row, s, position):
+def _place_row(j, row, s, position):
     """Where a row stands in its sequence and in the cache."""
     size = j[Word.BLOCK_SIZE]
     block = position // size
@@ -118,7 +118,7 @@ def _take_committed(j, d):
         features = carray(i64_at(d[DraftWord.FEATURE_AT]), (first + count,))
         for index in range(count):
             features[first + index] = d[DraftWord.FEATURES] + 4 * hidden * (first + index)
-            _place_row(j, d, first + index, s, s[SequenceWord.START] + index)
+            _place_row(j, first + index, s, s[SequenceWord.START] + index)
         parts = (count + most - 1) // most
         for part in range(parts):
             begin, end = share(part, parts, count)
@@ -142,7 +142,7 @@ def _take_drafted(j, d, position):
         place = d[DraftWord.NUM_PASSES] * sequence + position - 1
         carray(i64_at(d[DraftWord.TOKENS]), (count + 1,))[count] = carray(i64_at(d[DraftWord.DRAFTS]), (place + 1,))[place]
         carray(i64_at(d[DraftWord.FEATURE_AT]), (count + 1,))[count] = d[DraftWord.CARRY] + 4 * hidden * sequence
-        _place_row(j, d, count, s, s[SequenceWord.START] + s[SequenceWord.NUM_ROWS] - 1 + position)
+        _place_row(j, count, s, s[SequenceWord.START] + s[SequenceWord.NUM_ROWS] - 1 + position)
         _group_rows(j, count, count, 1, s[SequenceWord.TABLE])
         output = _output(d, count)
         output[0], output[1] = count, sequence

@@ -10,7 +10,7 @@ from specwire.engine.cpu.byte_drafts import enter_drafts
 from specwire.engine.cpu.draft_choice import CHOICE_SCRATCH
 from specwire.engine.cpu.draft_job import DraftWord, SequenceWord
 from specwire.engine.cpu.draft_noise import NoisePlan
-from specwire.engine.cpu.forward import fill_layer
+from specwire.engine.cpu.forward import FEW_PIECES, FEW_ROWS, MANY_PIECES, QUERIES_PER_PIECE, ROWS_PER_PIECE, fill_layer
 from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
 from specwire.engine.cpu.linear import TiledHead
 from specwire.engine.cpu.team import Team
@@ -24,9 +24,6 @@ from specwire.engine.models.config import ModelConfig
 from specwire.engine.sampling.philox import key_to_int64
 from specwire.sampling_params import GREEDY_EPSILON
 
-_FEW_ROWS, _ROWS_PER_PIECE, _FEW_PIECES, _MANY_PIECES, _QUERIES_PER_PIECE = 8, 4, 4, 16, 12
-"""As `TiledForward` has them."""
-
 
 class TiledDrafts:
     """Layers, output layer and noise of one head, on as many threads as torch has when the first call comes.
@@ -37,9 +34,6 @@ class TiledDrafts:
         vocabulary: the output layer is a `TiledHead`.
         kv_layers: a layer each, bfloat16 [num_blocks, block_size, 2, num_kv_heads, head_dim].
         max_num_drafts: of a sequence.
-
-    Raises:
-        UnsupportedError: no tiled pass for the head's shape.
     """
 
     def __init__(
@@ -55,7 +49,7 @@ class TiledDrafts:
             self._tensors += fill_layer(words, layer)
             words[LayerWord.KV] = kv.data_ptr()
         self._table[0, LayerWord.IS_FIRST] = 1
-        self._rows_per_group = max(1, _QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
+        self._rows_per_group = max(1, QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
         self._parts = np.zeros(NUM_PHASES, dtype=np.int64)
         widths = {
             Phase.QKV: (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
@@ -203,10 +197,10 @@ class TiledDrafts:
             words[word] = value
         for draft_word, value in {
             DraftWord.ROWS_PER_GROUP: self._rows_per_group,
-            DraftWord.FEW_ROWS: _FEW_ROWS,
-            DraftWord.ROWS_PER_PIECE: _ROWS_PER_PIECE,
-            DraftWord.FEW_PIECES: _FEW_PIECES,
-            DraftWord.MANY_PIECES: _MANY_PIECES,
+            DraftWord.FEW_ROWS: FEW_ROWS,
+            DraftWord.ROWS_PER_PIECE: ROWS_PER_PIECE,
+            DraftWord.FEW_PIECES: FEW_PIECES,
+            DraftWord.MANY_PIECES: MANY_PIECES,
             DraftWord.PARTS: self._parts.ctypes.data,
             DraftWord.HEAD_PARTS: self._output.num_blocks,
             DraftWord.EMBEDDING: self._embedding.data_ptr(),

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from specwire.engine.models.layer import LayerWeights
 
 _LANES = 16
-_FEW_ROWS = 8
-_FEW_PIECES, _MANY_PIECES = 4, 16
+FEW_ROWS = 8
+FEW_PIECES, MANY_PIECES = 4, 16
 """Of a product, for each thread, where a pass has few rows, and where it has many or the product is a head's. To take a piece and to hand it
 back costs 0.2 us; the fewer there are, the longer others wait for the last."""
-_ROWS_PER_PIECE = 4
+ROWS_PER_PIECE = 4
 """Of what is done row by row, for more than few rows; fewer are dealt out evenly."""
-_QUERIES_PER_PIECE = 12
+QUERIES_PER_PIECE = 12
 """Of attention, where rows of a sequence share keys and values: more share more, fewer are easier to deal out to threads."""
 
 
@@ -62,7 +62,7 @@ class TiledForward:
             Phase.GATE_UP: self._form.num_parts(config.intermediate_size, is_gated=True),
             Phase.DOWN: self._form.num_parts(config.hidden_size),
         }
-        self._rows_per_group = max(1, _QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
+        self._rows_per_group = max(1, QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
         self._tensors: list[torch.Tensor] = []  # what the addresses in the table belong to
         self._constants = final_norm, cos, signed_sin
         self._floats = torch.tensor([config.rms_norm_eps, config.head_dim**-0.5])
@@ -98,7 +98,7 @@ class TiledForward:
         row_pieces = self._num_row_pieces(num_rows)
         counts = [row_pieces] * NUM_PHASES
         counts[Phase.ATTEND] = len(groups) * self._config.num_kv_heads
-        most = self._num_threads * (_FEW_PIECES if num_rows <= _FEW_ROWS else _MANY_PIECES)
+        most = self._num_threads * (FEW_PIECES if num_rows <= FEW_ROWS else MANY_PIECES)
         for phase, num_parts in self._parts.items():
             counts[phase] = min(num_parts, most)
         tapped = {layer_id: torch.empty_like(residual) for layer_id in taps.layer_ids if layer_id >= 0}
@@ -129,7 +129,7 @@ class TiledForward:
         words[Word.IS_HEAD] = 1
         words[Word.NORMED], words[Word.OUT] = hidden.data_ptr(), out.data_ptr()
         counts = [0] * NUM_PHASES
-        counts[0], counts[1] = self._num_row_pieces(num_rows), min(form.num_parts(form.head_features), self._num_threads * _MANY_PIECES)
+        counts[0], counts[1] = self._num_row_pieces(num_rows), min(form.num_parts(form.head_features), self._num_threads * MANY_PIECES)
         self._run(words, counts, 1, 0)
         del beside
         return out[:, : form.vocab_size]
@@ -163,7 +163,7 @@ class TiledForward:
         return self._team.num_threads
 
     def _num_row_pieces(self, num_rows: int) -> int:
-        return min(num_rows, self._num_threads) if num_rows <= _FEW_ROWS else -(-num_rows // _ROWS_PER_PIECE)
+        return min(num_rows, self._num_threads) if num_rows <= FEW_ROWS else -(-num_rows // ROWS_PER_PIECE)
 
     def _make_buffers(self, num_rows: int) -> dict[Word, torch.Tensor]:
         config = self._config
