@@ -13,6 +13,7 @@ GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy (temperature 0)."""
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_BIAS = 100.0
 MAX_BAD_WORDS = 2048
 MAX_BAD_WORD_IDS = 16_384
 """In all; each word is looked for at every token of the sequence."""
@@ -96,8 +97,9 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidArgumentError(f"logit_bias is {_show(self.logit_bias)}, but must map token ids to numbers; send {{id: bias}}")
         _check_token_ids("logit_bias", tuple(self.logit_bias))
-        for token_id, bias in self.logit_bias.items():
-            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if not _are_biases(self.logit_bias.values()):
+            for token_id, bias in self.logit_bias.items():
+                _check_float(f"logit_bias[{token_id}]", bias, -MAX_BIAS, MAX_BIAS)
         if self.allowed_token_ids is not None:
             _check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
@@ -208,6 +210,14 @@ def _check_float(name: str, value: object, low: float, high: float) -> None:
         raise InvalidArgumentError(f"{name} is {shown}, but must be from {low:g} to {high:g}; choose a value in that range")
 
 
+def _are_biases(values: Collection[object]) -> bool:
+    """Whether all are numbers in the range; there may be one for each token of the vocabulary."""
+    if not set(map(type, values)) <= {int, float}:
+        return False
+    numbers = cast(Collection[float], values)
+    return all(map((-MAX_BIAS).__le__, numbers)) and all(map(MAX_BIAS.__ge__, numbers))  # false for what is no number
+
+
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{name} is {_show(value)}, but must be true or false; send one of them")
@@ -220,6 +230,10 @@ def _check_sequence(name: str, value: object, items: str) -> None:
 
 def _check_token_ids(name: str, token_ids: object) -> None:
     _check_sequence(name, token_ids, "token ids")
+    values = cast(Sequence[int], token_ids)
+    # There may be one for each token of the vocabulary: what is right is seen at once, what is wrong is looked for.
+    if not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**31):
+        return
     for token_id in cast(Sequence[object], token_ids):
         _check_int(f"a token id in {name}", token_id, 0, 2**31 - 1)
 

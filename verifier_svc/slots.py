@@ -90,8 +90,9 @@ class Slot:
             self.error, self.error_round = error, round_number
 
 
-def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device) -> Slot:
-    """A new slot. A request that can't be served gives a dead one, whose error says why: its rows are answered BAD."""
+def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device, like: SlotSampling | None) -> Slot:
+    """A new slot, perhaps of the same request as an earlier one. A request that can't be served gives a dead one, whose error says why: its rows are
+    answered BAD."""
     try:
         _check_open(message, limits)
         sampling = SlotSampling(
@@ -105,6 +106,7 @@ def open_slot(message: VerifyOpen, limits: VerifierLimits, device: torch.device)
             synthetic_rates=_synthetic_rates(message.synthetic_acceptance_rates, limits),
             tests_ratio=limits.tests_ratio,
             device=device,
+            like=like,
         )
     except (InvalidArgumentError, UnsupportedError) as error:
         return Slot(message.slot, message.epoch, [], 0, None, error=str(error))

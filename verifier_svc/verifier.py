@@ -181,7 +181,8 @@ class Verifier:
 
     def _open(self, message: VerifyOpen, round_number: int) -> int:
         """Tokens that are in the prefix cache."""
-        slot = open_slot(message, self.limits, self._executor.sampling_device)
+        latest = next(reversed(self._slots.values()), None)
+        slot = open_slot(message, self.limits, self._executor.sampling_device, None if latest is None else latest.sampling)
         self._slots[slot.slot] = slot
         self._take_cached(slot, self._blocks.open(slot.slot, slot.token_ids, message.tenant_cache_key), round_number)
         if self._looks_up_prefixes:

@@ -83,6 +83,30 @@ def unpack_sampling(message: pb.SamplingParams) -> SamplingParams:
     )
 
 
+class SamplingPacker:
+    """Packs the parameters of one message's sequences. Those of a request's choices are one object, which may have megabytes: packed once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[SamplingParams, pb.SamplingParams] | None = None
+
+    def pack(self, params: SamplingParams) -> pb.SamplingParams:
+        if self._last is None or self._last[0] is not params:
+            self._last = params, pack_sampling(params)
+        return self._last[1]
+
+
+class SamplingReader:
+    """Unpacks the parameters of one message's sequences: equal ones that follow each other become one object."""
+
+    def __init__(self) -> None:
+        self._last: tuple[pb.SamplingParams, SamplingParams] | None = None
+
+    def unpack(self, message: pb.SamplingParams) -> SamplingParams:
+        if self._last is None or self._last[0] != message:
+            self._last = message, unpack_sampling(message)
+        return self._last[1]
+
+
 def pack_hello(hello: Hello) -> pb.StreamHello:
     return pb.StreamHello(coordinator_id=hello.coordinator_id, incarnation=hello.incarnation, max_outstanding_rounds=hello.max_outstanding_rounds)
 

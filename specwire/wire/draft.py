@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, repeat
 
 from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, DraftRow, DraftRowResult, ServiceDescription
@@ -33,7 +34,8 @@ def unpack_description(response: pb.DrafterServiceDescribeResponse) -> ServiceDe
 def pack_round(message: DraftRound) -> pb.DraftRequest:
     request = pb.DraftRequest(
         session=message.session, lane=message.lane, round=message.round, traceparents=message.traceparents, sent_ns=message.sent_ns,
-        closes=map(common.pack_close, message.closes), opens=map(_pack_open, message.opens), features=map(common.pack_feature, message.features),
+        closes=map(common.pack_close, message.closes), opens=map(partial(_pack_open, common.SamplingPacker()), message.opens),
+        features=map(common.pack_feature, message.features),
     )  # fmt: skip
     if message.hello is not None:
         request.hello.CopyFrom(common.pack_hello(message.hello))
@@ -79,7 +81,7 @@ def unpack_round(request: pb.DraftRequest) -> DraftRound:
         lane=request.lane,
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
-        opens=[_unpack_open(open_) for open_ in request.opens],
+        opens=list(map(partial(_unpack_open, common.SamplingReader()), request.opens)),
         commits=make_rows(DraftCommit, [(*head[:3], run) for head, run in zip(heads, runs, strict=True)]),
         features=[common.unpack_feature(feature) for feature in request.features],
         rows=make_rows(DraftRow, row_heads),
@@ -142,13 +144,13 @@ def _pack_scores(drafts: Sequence[list[int]], scores: "Sequence[array[float]]") 
     return b"".join([own or _NO_SCORE * len(run) for run, own in zip(drafts, scores, strict=True)])
 
 
-def _pack_open(message: DraftOpen) -> pb.DraftOpen:
+def _pack_open(packer: common.SamplingPacker, message: DraftOpen) -> pb.DraftOpen:
     return pb.DraftOpen(
         slot=message.slot,
         epoch=message.epoch,
         token_ids=pack_int32(message.token_ids),
         num_prompt_tokens=message.num_prompt_tokens,
-        sampling=common.pack_sampling(message.sampling),
+        sampling=packer.pack(message.sampling),
         noise_key=message.noise_key,
         choice=message.choice,
         tenant_cache_key=message.tenant_cache_key,
@@ -157,13 +159,13 @@ def _pack_open(message: DraftOpen) -> pb.DraftOpen:
     )
 
 
-def _unpack_open(message: pb.DraftOpen) -> DraftOpen:
+def _unpack_open(reader: common.SamplingReader, message: pb.DraftOpen) -> DraftOpen:
     return DraftOpen(
         slot=message.slot,
         epoch=message.epoch,
         token_ids=unpack_int32(message.token_ids, "open.token_ids"),
         num_prompt_tokens=message.num_prompt_tokens,
-        sampling=common.unpack_sampling(message.sampling),
+        sampling=reader.unpack(message.sampling),
         noise_key=message.noise_key,
         choice=message.choice,
         tenant_cache_key=message.tenant_cache_key,

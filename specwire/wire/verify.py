@@ -1,5 +1,6 @@
 """Rounds between coordinator and verifier."""
 
+from functools import partial
 from itertools import chain, repeat
 
 from specwire.errors import InvalidArgumentError
@@ -53,7 +54,7 @@ def unpack_tokenizer(response: pb.VerifierServiceGetTokenizerResponse) -> Tokeni
 def pack_round(message: VerifyRound) -> pb.VerifyRequest:
     request = pb.VerifyRequest(
         session=message.session, lane=message.lane, round=message.round, traceparents=message.traceparents, sent_ns=message.sent_ns,
-        closes=map(common.pack_close, message.closes), opens=map(_pack_open, message.opens),
+        closes=map(common.pack_close, message.closes), opens=map(partial(_pack_open, common.SamplingPacker()), message.opens),
     )  # fmt: skip
     if message.hello is not None:
         request.hello.CopyFrom(common.pack_hello(message.hello))
@@ -87,7 +88,7 @@ def unpack_round(request: pb.VerifyRequest) -> VerifyRound:
         lane=request.lane,
         round=request.round,
         closes=[common.unpack_close(close) for close in request.closes],
-        opens=[_unpack_open(open_) for open_ in request.opens],
+        opens=list(map(partial(_unpack_open, common.SamplingReader()), request.opens)),
         rows=make_rows(VerifyRow, zip(*columns, drafts, strict=True)),
         overlays=[_unpack_overlay(overlay, len(drafts)) for overlay in rows.overlays],
         proposals=common.unpack_proposals(rows.proposals, sum(num_drafts)) if rows.HasField("proposals") else None,
@@ -160,13 +161,13 @@ def unpack_result(response: pb.VerifyResponse) -> VerifyResult:
     )
 
 
-def _pack_open(message: VerifyOpen) -> pb.VerifyOpen:
+def _pack_open(packer: common.SamplingPacker, message: VerifyOpen) -> pb.VerifyOpen:
     return pb.VerifyOpen(
         slot=message.slot,
         epoch=message.epoch,
         token_ids=pack_int32(message.token_ids),
         num_prompt_tokens=message.num_prompt_tokens,
-        sampling=common.pack_sampling(message.sampling),
+        sampling=packer.pack(message.sampling),
         noise_key=message.noise_key,
         choice=message.choice,
         eos_token_ids=pack_int32(message.eos_token_ids),
@@ -177,13 +178,13 @@ def _pack_open(message: VerifyOpen) -> pb.VerifyOpen:
     )
 
 
-def _unpack_open(message: pb.VerifyOpen) -> VerifyOpen:
+def _unpack_open(reader: common.SamplingReader, message: pb.VerifyOpen) -> VerifyOpen:
     return VerifyOpen(
         slot=message.slot,
         epoch=message.epoch,
         token_ids=unpack_int32(message.token_ids, "open.token_ids"),
         num_prompt_tokens=message.num_prompt_tokens,
-        sampling=common.unpack_sampling(message.sampling),
+        sampling=reader.unpack(message.sampling),
         noise_key=message.noise_key,
         choice=message.choice,
         eos_token_ids=tuple(unpack_int32(message.eos_token_ids, "open.eos_token_ids")),
