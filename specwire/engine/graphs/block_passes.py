@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend
+from specwire.engine.graphs.draft_call import read_call
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import HEADER, ROW, DraftRow
 from specwire.engine.graphs.sent_features import SentFeatures
@@ -69,9 +70,7 @@ class BlockPasses:
 
     def compute(self, inputs: DraftInputs, attention: Attention) -> None:
         """See `DraftPasses.compute`: features attend to nothing."""
-        drafts, cache = self._backend.drafts, self._kv_cache
-        drafts.write_tables(self._upload, self._tables)
-        drafts.prepare(self._upload, self._tables, inputs, self._rows.first(len(inputs.seq_lens)), cache.block_size, cache.scratch_block)
+        read_call(self._backend, self._upload, self._tables, inputs, self._rows, self._kv_cache)
         self._head.write_context_on(self._features.on_device[: len(inputs.token_ids)], self._pass(inputs, None))
 
     def first(self, inputs: DraftInputs, attention: Attention) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend
+from specwire.engine.graphs.draft_call import read_call
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow
 from specwire.engine.graphs.layers import run_layers
@@ -72,9 +73,7 @@ class DraftForward:
 
     def compute(self, inputs: DraftInputs, attention: Attention) -> torch.Tensor:
         """The uploaded tokens: writes their KV; returns hidden states [T, hidden_size]."""
-        drafts, cache = self._backend.drafts, self._kv_cache
-        drafts.write_tables(self._upload, self._tables)
-        drafts.prepare(self._upload, self._tables, inputs, self._rows.first(len(inputs.seq_lens)), cache.block_size, cache.scratch_block)
+        read_call(self._backend, self._upload, self._tables, inputs, self._rows, self._kv_cache)
         return self._layers(inputs, attention)
 
     def first(self, inputs: DraftInputs, attention: Attention) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from specwire.engine.graphs.backends import Attention, Backend
+from specwire.engine.graphs.draft_call import read_call
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import DraftRow
 from specwire.engine.graphs.sent_features import SentFeatures
@@ -56,9 +57,7 @@ class HeadPasses:
 
     def compute(self, inputs: DraftInputs, attention: Attention) -> HeadStates:
         """See `DraftPasses.compute`."""
-        drafts, cache = self._backend.drafts, self._kv_cache
-        drafts.write_tables(self._upload, self._tables)
-        drafts.prepare(self._upload, self._tables, inputs, self._rows.first(len(inputs.seq_lens)), cache.block_size, cache.scratch_block)
+        read_call(self._backend, self._upload, self._tables, inputs, self._rows, self._kv_cache)
         return self._pass(self._features.on_device[: len(inputs.token_ids)], inputs, attention)
 
     def first(self, inputs: DraftInputs, attention: Attention) -> None:
