@@ -6,6 +6,7 @@ from numba import carray, njit
 from specwire.engine.cpu.attention_tiles import (
     MAX_QUERIES,
     TILE,
+    ask,
     scores_1,
     scores_2,
     scores_3,
@@ -23,6 +24,9 @@ from specwire.engine.cpu.attention_tiles import (
 from specwire.engine.cpu.elements import exp_below
 from specwire.engine.cpu.intrinsics import bits_of_f32, f32_of_bits, i64_at
 from specwire.engine.cpu.kernels import ABSOLUTE, OPTIONS, f32
+
+_BLOCKS_AHEAD = 2
+"""Whose keys are asked for: a key's line in a far cache takes longer than a block's scores."""
 
 
 @njit(**OPTIONS)
@@ -55,6 +59,9 @@ def attend(
         for i in range(group * dim):
             y[i] = x[i] * scale
     for block in range(num_blocks):
+        later = base + blocks[min(block + _BLOCKS_AHEAD, num_blocks - 1)] * block_size * stride
+        ask(later, stride, block_size, 2 * dim)
+        ask(base + blocks[block] * block_size * stride + 2 * num_kv_heads * dim, stride, block_size, 2 * dim)
         for first in range(block * block_size, min((block + 1) * block_size, num_positions), TILE):
             count = min(TILE, (block + 1) * block_size - first, num_positions - first)
             transpose_keys(base + (blocks[block] * block_size + first - block * block_size) * stride, stride, count, parts, keys)

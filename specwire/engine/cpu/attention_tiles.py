@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 
 from specwire.engine.cpu.intrinsics import F32, I32, I64, operation, vector
-from specwire.engine.cpu.vectors import F32S, I16S, I32S, accumulators, all_lanes, fma, load, rows, splat_at, store, times
+from specwire.engine.cpu.vectors import F32S, I16S, I32S, accumulators, all_lanes, fma, load, prefetch, rows, splat_at, store, times
 
 MAX_QUERIES = 6
 TILE = 16
@@ -95,6 +95,16 @@ def _values(num_queries: int) -> Any:
     return operation(types.int64, (types.int64,) * 7, emit)
 
 
+def _ask(b: ir.IRBuilder, address: ir.Value, stride: ir.Value, count: ir.Value, num_bytes: ir.Value) -> ir.Value:
+    with cgutils.for_range(b, count) as position:
+        base = b.add(address, b.mul(position.index, stride))
+        with cgutils.for_range(b, b.lshr(b.add(num_bytes, ir.Constant(I64, 63)), ir.Constant(I64, 6))) as line:
+            prefetch(b, b.add(base, times(b, line.index, 64)))
+    return ir.Constant(I64, 0)
+
+
+ask = operation(types.int64, (types.int64,) * 4, _ask)
+"""Asks memory for keys or values: address of the first, bytes between them, their number, bytes of each."""
 transpose_keys = operation(types.int64, (types.int64,) * 5, _transpose)
 """Address of bfloat16 keys, bytes between them, their number (1 to 16), how many times 16 numbers they have, address of float32 [numbers, 16]."""
 scores_1, scores_2, scores_3, scores_4, scores_5, scores_6 = (_scores(count) for count in range(1, MAX_QUERIES + 1))

@@ -12,8 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from specwire.engine.cpu.intrinsics import F32, I32, I64, call, operation, pointer, vector
-from specwire.engine.cpu.vectors import F32S, all_lanes, load, rows, splat, splat_at, store, times
+from specwire.engine.cpu.intrinsics import F32, I32, I64, call, operation, vector
+from specwire.engine.cpu.vectors import F32S, all_lanes, load, prefetch, rows, splat, splat_at, store, times
 
 MAX_ROWS = 12
 GROUP = 32
@@ -71,8 +71,7 @@ def _sums(b: ir.IRBuilder, blocks: list[ir.Value], halves: ir.Value, num_rows: i
         at = times(b, loop.index, 2 * FEATURES)
         weights = [load(b, block, at, _HALVES) for block in blocks]
         for block in blocks:
-            address = pointer(b, b.add(b.add(block, at), ir.Constant(I64, _AHEAD_BYTES)), ir.IntType(8))
-            call(b, "llvm.prefetch.p0", ir.VoidType(), address, *(ir.Constant(I32, number) for number in (0, 3, 1)))
+            prefetch(b, b.add(b.add(block, at), ir.Constant(I64, _AHEAD_BYTES)))
         column = b.add(halves, times(b, loop.index, 4))
         for row, of_row in enumerate(totals):
             number = b.bitcast(splat_at(b, column, 4 * GROUP * row, I32), _HALVES)

@@ -49,6 +49,8 @@ def operation(result: types.Type, parameters: tuple[types.Type, ...], emit: Emit
             return intrinsic(lambda typingctx, a, b: signature)
         case 3:
             return intrinsic(lambda typingctx, a, b, c: signature)
+        case 4:
+            return intrinsic(lambda typingctx, a, b, c, d: signature)
         case 5:
             return intrinsic(lambda typingctx, a, b, c, d, e: signature)
         case 6:

@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from specwire.engine.cpu.intrinsics import F32, I32, I64, call, operation, pointer, vector
-from specwire.engine.cpu.vectors import F32S, I32S, ZERO, accumulators, all_lanes, fma, load, rows, splat_at, store, times
+from specwire.engine.cpu.intrinsics import F32, I32, I64, call, operation, vector
+from specwire.engine.cpu.vectors import F32S, I32S, ZERO, accumulators, all_lanes, fma, load, prefetch, rows, splat_at, store, times
 
 MAX_ROWS = 6
 GROUP = 32
@@ -68,8 +68,7 @@ def _q4(num_rows: int) -> Any:
 def _prefetch(b: ir.IRBuilder, base: ir.Value, num_bytes: int) -> None:
     """Asks for the weight of a later group: the machine's own guesses come late for a cache that is large, but far."""
     for line in range(num_bytes // 64):
-        address = pointer(b, b.add(base, ir.Constant(I64, _AHEAD_BYTES + 64 * line)), ir.IntType(8))
-        call(b, "llvm.prefetch.p0", ir.VoidType(), address, *(ir.Constant(I32, number) for number in (0, 3, 1)))
+        prefetch(b, b.add(base, ir.Constant(I64, _AHEAD_BYTES + 64 * line)))
 
 
 def _dots(b: ir.IRBuilder, codes: ir.Value, digits: ir.Value, num_rows: int) -> list[ir.Value]:

@@ -61,3 +61,9 @@ def accumulators(builder: ir.IRBuilder, count: int, kind: ir.VectorType = F32S) 
     for slot in slots:
         builder.store(ir.Constant(kind, [zero] * 16), slot)
     return slots
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Asks memory for the cache line there, to be read soon."""
+    arguments = (ir.Constant(I32, number) for number in (0, 3, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, address, ir.IntType(8)), *arguments)
