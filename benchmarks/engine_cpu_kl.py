@@ -1,9 +1,9 @@
-"""How far logits in 4 bits are from those of the same weights, dequantised, in float32: on every position of the copy and chat prompts.
+"""How far logits of few bits, or in bfloat16, are from those of the file's own numbers in float32: on every position of the copy and chat prompts.
 
-python -m benchmarks.engine_cpu_kl
+python -m benchmarks.engine_cpu_kl --weights int4 bf16
 
-KL divergence of the distributions over the next token, in nats. The file's own numbers are multiplied in float32 with float32 keys and values, so the
-distance is that of the arithmetic, not that of the weights' rounding.
+KL divergence of the distributions over the next token, in nats. The file's own numbers are multiplied in float32 with float32 keys and values: for
+int4 the distance is that of the arithmetic alone, for bf16 that of rounding the weights to bfloat16, too.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PROMISED = 0.002
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", nargs="+", default=["int4"], help="formats of the weights")
+    parser.add_argument("--weights", nargs="+", default=["int4", "bf16"], help="formats of the weights")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for engine_cpu_kl.json")
     args = parser.parse_args()
