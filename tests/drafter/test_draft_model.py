@@ -333,6 +333,19 @@ def test_a_reopened_sequence_finds_its_prefix_in_the_cache(make: Make) -> None:
     assert method.propose([Ask(0, 1)])[0].status is RowStatus.OK
 
 
+def test_nothing_of_the_prefix_cache_is_shared_between_tenants(make: Make) -> None:
+    method = make()
+    request = open_request(tokens(100))
+    nums_tokens = []
+    for seq_id, tenant in enumerate((b"a", b"b", b"a", b"")):
+        method.open(seq_id, dataclasses.replace(request, slot=seq_id, tenant_cache_key=tenant))
+        before = method.counts.num_tokens
+        catch_up(method)
+        nums_tokens.append(method.counts.num_tokens - before)
+        method.close(seq_id)
+    assert nums_tokens == [99, 99, 0, 99]
+
+
 @pytest.mark.parametrize("is_caught_up", [False, True])
 def test_a_prompt_of_whole_blocks_that_is_cached_is_drafted_for_at_once(make: Make, is_caught_up: bool) -> None:
     """A block of it is computed again; before the first drafts are asked for, if there is time."""

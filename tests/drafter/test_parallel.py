@@ -66,6 +66,14 @@ def test_drafts_are_those_of_one_pass_whatever_was_drafted_before() -> None:
     for seq_id in range(3):
         method.close(seq_id)
     assert method.num_free_blocks == initial
+    # Once more, from what the prefix cache has of them: no mask token's KV is among it.
+    for seq_id, noise in enumerate(noises):
+        sampling = SAMPLED if noise.temperature else GREEDY
+        method.open(seq_id, open_request(texts[seq_id][: known[seq_id]], sampling=sampling, noise_key=noise.key, choice=noise.choice))
+    before = method.counts.num_tokens
+    for seq_id, drafts in enumerate(method.propose([Ask(seq_id, 5) for seq_id in range(3)])):
+        assert drafts.token_ids == expected(texts[seq_id][: known[seq_id]], 5, noises[seq_id])
+    assert method.counts.num_tokens - before < 3 * (16 + 5)
 
 
 def test_the_mask_token_is_read_from_the_folder(tmp_path: Path) -> None:
