@@ -68,7 +68,7 @@ def main() -> None:
     ]
     print_table(columns, [[f"{result[column]:g}" for column in columns] for result in results])
     for result in results:
-        growth = f"memory grew by {result['rss_growth_mib']} MiB of {result['rss_mib']}"
+        growth = f"memory {result['memory']}: grew by {result['rss_growth_mib']} MiB of {result['rss_mib']}"
         print(f"{result['round_ms']:g} ms, {result['front_ends']} front ends: cores {result['cores']}, {growth}")
     print(f"without HTTP: {baseline}")
     figures = {
@@ -130,9 +130,11 @@ def describe(
         if name in first.rss_mib
     }
     growth = {name: rss_growth_mib(of_service) for name, of_service in samples.items()}
+    allowed = {"coordinator": MAX_GROWTH_MIB, "http": MAX_GROWTH_MIB * num_front_ends}
+    grown = [f"the memory of {name} grew by {mib:.1f} MiB" for name, mib in growth.items() if mib > allowed[name]]
+    verdict = f"too short to say: less than {_LONG_S:g} s"
     if seconds >= _LONG_S:
-        allowed = {"coordinator": MAX_GROWTH_MIB, "http": MAX_GROWTH_MIB * num_front_ends}
-        problems = problems + [f"the memory of {name} grew by {mib:.1f} MiB" for name, mib in growth.items() if mib > allowed[name]]
+        problems, verdict = problems + grown, "grows" if grown else "flat"
     return {
         "round_ms": round_ms,
         "front_ends": num_front_ends,
@@ -153,6 +155,13 @@ def describe(
         "cores": {name: round(used / seconds, 2) for name, used in [*cpu_s.items(), ("clients", own_s)]},
         "rss_mib": {name: round(last.rss_mib[name], 1) for name in samples},
         "rss_growth_mib": {name: round(mib, 2) for name, mib in growth.items()},
+        "rss_allowed_growth_mib": {name: allowed[name] for name in growth},
+        "memory": verdict,
+        "process_mib": {
+            name: [round(usage.process_mib[name], 2) for usage in usages if name in usage.process_mib]
+            for name in first.process_mib
+            if name.startswith(("coordinator", "http"))
+        },
         "rss_samples": {name: [[round(one.time_s, 1), round(one.rss_mib, 2)] for one in of_service] for name, of_service in samples.items()},
         "problems": problems,
     }

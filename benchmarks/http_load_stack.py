@@ -27,12 +27,15 @@ _STEPS = re.compile(r"^specwire_coordinator_rounds_total (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What has been used at some moment: CPU time since a process's start, seconds; resident memory, MiB; of the front ends together."""
+    """What has been used at some moment: CPU time since a process's start, seconds; resident memory, MiB; of the front ends together.
+
+    process_mib: memory by process; the HTTP service's own one, without requests, is `http`, those that it started are `http 1` and following."""
 
     time_s: float
     num_steps: int
     cpu_s: dict[str, float]
     rss_mib: dict[str, float]
+    process_mib: dict[str, float]
 
 
 class HttpStack:
@@ -48,10 +51,11 @@ class HttpStack:
         """Steps count from the coordinator's start; those of memory and time without a process that has just ended."""
         pids = {service.spec.name: _pids(service) for service in self._services}
         cpu_s = {name: sum(map(_cpu_s, of_service)) for name, of_service in pids.items()}
-        memory = {name: sum(map(rss_mib, of_service)) for name, of_service in pids.items()}
+        processes = {f"{name} {index}" if index else name: rss_mib(pid) for name, of_service in pids.items() for index, pid in enumerate(of_service)}
+        memory = {name: sum(processes[f"{name} {index}" if index else name] for index in range(len(of_service))) for name, of_service in pids.items()}
         async with self._metrics.request("GET", "/metrics") as answer:
             text = (await answer.read()).decode()
-        return Usage(time.monotonic(), round(sum(map(float, _STEPS.findall(text)))), cpu_s, memory)
+        return Usage(time.monotonic(), round(sum(map(float, _STEPS.findall(text)))), cpu_s, memory, processes)
 
 
 @contextlib.asynccontextmanager

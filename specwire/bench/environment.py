@@ -29,8 +29,9 @@ def describe_environment() -> dict[str, Any]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The arguments as one could type them, without the API key."""
-    shown, is_secret = [Path(arguments[0]).name], False
+    """The arguments as one could type them, without the API key; `python -m specwire.cli` is `specwire`."""
+    program = Path(arguments[0]).name
+    shown, is_secret = ["specwire" if program == "__main__.py" else program], False
     for argument in arguments[1:]:
         shown.append("..." if is_secret else "--api-key=..." if argument.startswith("--api-key=") else argument)
         is_secret = argument == "--api-key"

@@ -13,6 +13,10 @@ def test_the_api_key_stays_out_of_the_report(secret: list[str]) -> None:
     assert text.endswith("--goodput 'ttft:1 tpot:2'")
 
 
+def test_a_module_is_named_as_the_command() -> None:
+    assert command_line(["/somewhere/specwire/cli/__main__.py", "sweep", "--model=m"]) == "specwire sweep --model=m"
+
+
 def test_environment() -> None:
     environment = describe_environment()
     assert set(environment) == {"date", "command", "machine", "versions"}
