@@ -175,7 +175,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def pack(folder: Path, target: Path) -> None:
     """Results and logs in one file, compiled kernels in another one, and what a training has packed, as far as files may be that large."""
     target.mkdir(parents=True, exist_ok=True)
-    results = [path for path in folder.iterdir() if path.is_file() or path.name == _LOGS]
+    results = [path for path in folder.iterdir() if (path.is_file() and path.name != _PACKED_KERNELS) or path.name == _LOGS]
     _tar(results, target / _PACKED_RESULTS)
     if (folder / _TRITON).is_dir():
         _tar([folder / _TRITON], target / _PACKED_KERNELS)

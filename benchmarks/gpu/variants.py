@@ -130,7 +130,7 @@ def draft(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             columns["floor_ms"] = floor_ms(config, sizes.num_draft_tokens, bandwidth, model.dtype.itemsize)
         drafts = {name: calls.drafts(runner, case) for name, runner in runners.items()}
         runs: dict[str, Callable[[Case], float]] = {name: partial(calls.run, runner) for name, runner in runners.items()}
-        for row in compare(runs, case, columns, "ms_per_call", num_runs=2 if options.tiny else 7):
+        for row in compare(runs, case, columns, "ms_per_call", num_runs=2 if options.tiny else 5):
             yield row | {"equal_drafts": share_of_equal(drafts.get(row["variant"], drafts[BASE]), drafts[BASE])}
 
 

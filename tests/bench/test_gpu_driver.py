@@ -107,6 +107,9 @@ def test_kernels_come_from_another_machine(tmp_path: Path) -> None:
     driver.pack(tmp_path / "a", tmp_path / "b")
     driver.unpack_kernels(tmp_path / "b")
     assert (tmp_path / "b" / "triton" / "x" / "kernel.cubin").read_bytes() == b"1"
+    driver.pack(tmp_path / "b", tmp_path / "c")
+    with tarfile.open(tmp_path / "c" / "results.tar.gz") as archive:
+        assert "triton.tar.gz" not in archive.getnames()
 
 
 def test_jobs_name_what_there_is() -> None:
