@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,12 @@ settings.load_profile("any machine")
 
 # Models are tiny here: threads bring them nothing, and take the cores from the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+for number in (signal.SIGINT, signal.SIGHUP):
+    # Shells start what runs in the background deaf to Ctrl-C, nohup what outlives its terminal. The programs that tests start and signal would
+    # inherit that, but not a handler: this process stays as deaf as it was.
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 if not Path("/dev/nvidiactl").exists():
     # Triton's kernels run in its interpreter where there is no GPU. It has to know when it is imported, and transformers imports it.

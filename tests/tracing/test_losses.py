@@ -155,6 +155,7 @@ def _before(function: Any, hook: Any) -> Any:
 async def test_a_hung_collector_changes_nothing(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests end, and so does the coordinator."""
     monkeypatch.undo()  # not patient
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     collector.released.clear()
     async with asyncio.timeout(60):
         async with Cluster(drafters=[DrafterScript()], min_draft_wait_ms=10_000, trace_endpoint=collector.address) as cluster:
