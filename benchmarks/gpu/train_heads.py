@@ -10,8 +10,8 @@ import logging
 import shutil
 import sys
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import TimeoutError as NoAnswer
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -154,15 +154,18 @@ class Call:
             answers.save(path)
             logger.info("%d answers to benchmark prompts in %.0f s", len(answers.prompt_lens), time.monotonic() - started)
         answers = Answers.load(path)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # lookups take a core, not the GPU
-            lookups: Future[dict[str, Any]] = pool.submit(describe_lookups, path)
+        with get_context("spawn").Pool(1) as pool:  # lookups take a core, not the GPU; they end with this, wherever they are
+            lookups = pool.apply_async(describe_lookups, (path,))
             for name in names:
                 drafts_path = self._bench / f"drafts-{name}.npz"
                 if not drafts_path.is_file():
                     stored = load_stored(self._results / name / "head", target)
                     save_drafts(drafts_path, head_drafts(stored, target, answers, deadline, lambda share: None))
                 self._write(describe_head(answers, name, load_drafts(drafts_path), None))
-            self._write(lookups.result())
+            try:
+                self._write(lookups.get(max(1.0, self._end - time.monotonic())))
+            except NoAnswer:
+                raise TimeUp from None
         combining = load_drafts(self._bench / "drafts-lookup.npz")
         for name in names:
             self._write(describe_head(answers, name, load_drafts(self._bench / f"drafts-{name}.npz"), combining))
