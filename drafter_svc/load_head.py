@@ -78,7 +78,9 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
             model_id=name,
             tokenizer_fingerprint=fingerprint,
         )
-    dtype = f"{drafter.description.dtype}, weights of 8 bits in compiled passes" if loaded.is_tiled else drafter.description.dtype
+    dtype, vocabulary = drafter.description.dtype, loaded.head.vocabulary
+    if loaded.is_tiled:
+        dtype += f", weights of 8 bits in compiled passes, drafting {vocabulary.num_drafted} of {vocabulary.size} ids"
     logger.info("loaded %s (%s, %s) with %d KV blocks of %d tokens in %s", name, dtype, loaded.device, num_blocks, BLOCK_SIZE, phases)
     return drafter
 

@@ -1,5 +1,10 @@
 """EAGLE-3 in 8 bits, all drafts of a call in compiled code: what the float32 reference drafts, but for rounding, and the same in any company."""
 
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +13,9 @@ from drafter_svc.load_head import head_drafter
 from drafter_svc.method import Ask, Drafts
 from drafter_svc.tiled_head import TiledHeadForward
 from specwire.engine.heads.load import load_head
+from specwire.engine.heads.vocabulary import FREQUENT_IDS
 from specwire.engine.kernels.packed_linear import DigitLinear
+from specwire.errors import InvalidArgumentError
 from specwire.messages import RowStatus
 from tests.heads.checkpoints import VOCAB, Checkpoint
 from tests.heads.drafting import Bench, GivenFeatures
@@ -95,3 +102,30 @@ def test_features_that_are_no_numbers_harm_no_other_sequence(value: float, targe
         for one in (bench, clean):
             for seq_id in range(3):
                 one.commit(seq_id, 3)
+
+
+def test_only_frequent_ids_are_drafted_where_the_folder_names_some(target: Target, checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
+    folder, ids = tmp_path / "head", np.arange(5, VOCAB, 3, dtype=np.int32)
+    shutil.copytree(checkpoints["eagle3_two_layers"].folder, folder)
+    np.save(folder / FREQUENT_IDS, ids)
+    loaded, exact = load_head(folder, "eagle3", target=target.folder), load_head(folder, "eagle3", target=target.folder, dtype="float32")
+    assert exact.head.vocabulary.num_drafted == VOCAB, "who asks for numbers gets the whole head"
+    narrowed = loaded.head.vocabulary.target_ids
+    assert narrowed is not None
+    assert narrowed.tolist() == ids.tolist()
+    bench = tiled_bench(target, dataclasses.replace(checkpoints["eagle3_two_layers"], folder=folder))
+    drafted = set[int]()
+    for seq_id in range(6):
+        bench.begin(seq_id, text(seq_id), 15, SAMPLED if seq_id % 2 else GREEDY)
+        drafted |= set(propose(bench.method, [Ask(seq_id, 4)])[0].token_ids)
+    assert len(drafted) > 5
+    assert drafted <= set(ids.tolist())
+
+
+@pytest.mark.parametrize("ids", [np.array([1.0]), np.array([4, 4], np.int32), np.array([VOCAB], np.int32), np.zeros((1, 1), np.int32)])
+def test_frequent_ids_that_are_none_are_refused(ids: np.ndarray, target: Target, checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    shutil.copytree(checkpoints["eagle3_two_layers"].folder, folder)
+    np.save(folder / FREQUENT_IDS, ids)
+    with pytest.raises(InvalidArgumentError, match=f"must hold different int32 ids of 0 to {VOCAB - 1}"):
+        load_head(folder, "eagle3", target=target.folder)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from specwire.engine.heads.load import load_head
+from specwire.engine.heads.vocabulary import FREQUENT_IDS
 from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from specwire.train.batches import BatchSource
-from specwire.train.narrow import count_ids, main, narrow
+from specwire.train.narrow import count_ids, main, narrow, note_frequent_ids
 from specwire.train.target import Target
 from tests.train.conftest import small
 from tests.train.test_export import served_drafts, train_and_export
@@ -55,6 +56,18 @@ def test_the_most_frequent_ids_are_kept_and_the_best_of_them_drafted(
     assert set(drafted) <= set(kept.tolist())
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (head, output))
     assert after == before | {"draft_vocab_size": num_ids}
+
+
+def test_ids_are_noted_in_the_head_s_folder_for_cpus(head: Path, answers: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name: path.read_bytes() for path in head.iterdir()}
+    monkeypatch.setattr(sys, "argv", ["narrow", str(head), "--answers", str(answers), "--ids", "32"])
+    main()
+    ids, counts = np.load(head / FREQUENT_IDS), count_ids(answers, target.config.vocab_size)
+    assert len(set(ids.tolist())) == 32
+    assert counts[ids].min() >= np.sort(counts)[-32]
+    assert {path.name: path.read_bytes() for path in head.iterdir() if path.name != FREQUENT_IDS} == before
+    with pytest.raises(InvalidArgumentError, match="--ids is 0"):
+        note_frequent_ids(head, counts, 0)
 
 
 @pytest.mark.parametrize("num_ids", [0, 10**6])

@@ -100,7 +100,8 @@ def load_head(
     may_round = weights == dtype == "auto" and place.type == "cpu" and config.layers.hidden_size % _TILE == 0
     is_tiled = may_round and method == "eagle3" and uses_tiles("int4") and _fits_tiles(config.layers)
     own = TILES if is_tiled else "" if weights == "auto" else weights
-    reader = HeadReader(tensors, config.layers, number, place, weights=own, output_weights="int4" if may_round else weights)
+    output_weights = "int4" if may_round else weights
+    reader = HeadReader(tensors, config.layers, number, place, weights=own, output_weights=output_weights, is_narrowed=is_tiled)
     head = _HEADS[method](reader, config, target, limit)
     return LoadedHead(head, config, source_of(config, tensors, shape), number, place, tensors.hash, limit, is_tiled=is_tiled)
 

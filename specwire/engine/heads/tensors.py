@@ -113,15 +113,25 @@ class HeadReader:
         dtype, device: of everything that has no format of its own.
         weights: format of linear layers, see `specwire.engine.models.weights`; empty = dense, `TILES` = 8 bits in tiles.
         output_weights: that of the output layer.
+        is_narrowed: only frequent ids are drafted, if the folder says which are.
     """
 
     def __init__(
-        self, tensors: HeadTensors, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, weights: str = "", output_weights: str = ""
+        self,
+        tensors: HeadTensors,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        weights: str = "",
+        output_weights: str = "",
+        is_narrowed: bool = False,
     ) -> None:
         self.tensors = tensors
         self.config = config
         self.weights = weights
         self.output_weights = output_weights
+        self.is_narrowed = is_narrowed
         self.dtype = dtype
         self.device = device
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from specwire.engine.heads.config import HeadConfig
@@ -12,6 +13,8 @@ from specwire.engine.kernels.linear import LogitsHead
 from specwire.engine.models.weights import make_head_linear
 from specwire.errors import InvalidArgumentError
 
+FREQUENT_IDS = "frequent_ids.npy"
+"""File of a head's folder, int32 [n]: the ids that are worth drafting where an output layer is most of a draft's time, on a CPU."""
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -20,12 +23,12 @@ class Vocabulary:
     """What is in front of and behind a head's layers."""
 
     embedding: torch.Tensor  # [target's vocab_size, hidden_size]
-    head: LogitsHead  # hidden_size -> draft_vocab_size
-    target_ids: torch.Tensor | None  # [draft_vocab_size] int64, the target's id of each column of the head; None = the same ids
+    head: LogitsHead  # hidden_size -> num_drafted
+    target_ids: torch.Tensor | None  # [num_drafted] int64, the target's id of each column of the head; None = the same ids
     size: int
     """The target's vocab_size."""
     num_drafted: int
-    """draft_vocab_size."""
+    """draft_vocab_size, or the frequent ids alone."""
 
 
 def read_vocabulary(reader: HeadReader, config: HeadConfig, target: Path | None) -> Vocabulary:
@@ -47,9 +50,11 @@ def read_vocabulary(reader: HeadReader, config: HeadConfig, target: Path | None)
         raise InvalidArgumentError(
             f"{config.name} drafts {config.draft_vocab_size} ids of a vocabulary of {size}, but has no tensor d2t to say which; save the head again"
         )
+    if target_ids is None and reader.is_narrowed and (frequent := _frequent_ids(reader.tensors.folder, size)) is not None:
+        target_ids, output = frequent, output[frequent]
     if target_ids is not None:
         target_ids = target_ids.to(reader.device)
-    return Vocabulary(embedding, LogitsHead(output, make_head_linear(reader.output_weights, output)), target_ids, size, config.draft_vocab_size)
+    return Vocabulary(embedding, LogitsHead(output, make_head_linear(reader.output_weights, output)), target_ids, size, len(output))
 
 
 class _Shared:
@@ -73,6 +78,22 @@ class _Shared:
         stored = name if name in theirs else _EMBEDDING  # a tied output layer is not stored
         tensor = theirs.read(stored, (self._config.layers.vocab_size, columns))
         return pick(tensor).to(reader.device, reader.dtype)
+
+
+def _frequent_ids(folder: Path, size: int) -> torch.Tensor | None:
+    path = folder / FREQUENT_IDS
+    if not path.is_file():
+        return None
+    try:
+        ids = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidArgumentError(f"{path} can't be read ({error}); remove it, or write it again with specwire.train.narrow") from error
+    if ids.ndim != 1 or ids.dtype != np.int32 or not len(ids) or len(np.unique(ids)) < len(ids) or ids.min() < 0 or ids.max() >= size:
+        raise InvalidArgumentError(
+            f"{path} holds {ids.dtype} {list(ids.shape)}, but must hold different int32 ids of 0 to {size - 1}; remove it, or write it again with "
+            "specwire.train.narrow"
+        )
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def _target_ids(tensors: HeadTensors, config: HeadConfig) -> torch.Tensor | None:
