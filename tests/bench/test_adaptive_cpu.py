@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.adaptive_cpu import Bench, Policy, Window, compare, row_of
+from benchmarks.adaptive_cpu import LEAST, Bench, Policy, Window, compare, row_of
 from benchmarks.cpu import Decoded
 from specwire.sampling_params import SamplingParams
 
@@ -49,7 +49,7 @@ async def test_policies_take_turns_and_requests_share_the_window(tmp_path: Path)
     services = StandIn()
     bench = Bench(services, services, str(tmp_path / "switch"), 16, SamplingParams(temperature=0.0))  # type: ignore[arg-type]
     prompts = [[1, 2], [3, 4, 5], [6], [7, 8, 9, 10]]
-    rows = await compare(bench, POLICIES, "copy", prompts, 3, num_rounds=2)
+    rows = await compare(bench, POLICIES, "copy", prompts, 3, num_rounds=2, least=LEAST["copy"])
     server.close()
 
     ks = [switch["schedule"][0] for switch in switches]
@@ -69,9 +69,9 @@ def window(seconds: float, *token_ids: int) -> Window:
 def test_ratios_are_medians_of_the_rounds() -> None:
     none = [window(seconds, 1, 2, 3, 4) for seconds in (2.0, 4.0, 8.0)]
     found = [window(1.0, 1, 2, 3, 4), window(3.2, 1, 2, 3, 4), window(8.0, 1, 2, 3, 5)]
-    row = row_of("copy", 1, "adaptive", found, none, none)
+    row = row_of("copy", 1, "adaptive", found, none, none, LEAST["copy"])
     assert (row["beside_none"], row["is_met"]) == (1.25, False)
     assert row["tok_s"] == 1.25
     assert row["same_texts"] == 2 / 3
-    assert row_of("chat", 1, "adaptive", found, none, none)["is_met"]
+    assert row_of("chat", 1, "adaptive", found, none, none, LEAST["chat"])["is_met"]
     assert row["cpu_ms_per_token"] == 1600.0
