@@ -17,12 +17,15 @@ settings.load_profile("any machine")
 
 # Models are tiny here: threads bring them nothing, and take the cores from the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Those that a test asks for wait for one another; at full speed, they would keep the cores from the one that they wait for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-for number in (signal.SIGINT, signal.SIGHUP):
-    # Shells start what runs in the background deaf to Ctrl-C, nohup what outlives its terminal. The programs that tests start and signal would
-    # inherit that, but not a handler: this process stays as deaf as it was.
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, lambda *_: None)
+# Shells start what runs in the background deaf to Ctrl-C, and nohup to the end of a terminal; what tests start and signal would inherit that.
+# A handler is not inherited: programs begin with the signal's own meaning.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 if not Path("/dev/nvidiactl").exists():
     # Triton's kernels run in its interpreter where there is no GPU. It has to know when it is imported, and transformers imports it.
