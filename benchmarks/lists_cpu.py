@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,23 @@ def choose(lines: Sequence[PromptLine], count: int) -> list[PromptLine]:
 
 async def run(args: argparse.Namespace, lines: Sequence[PromptLine]) -> dict[str, list[Asked]]:
     """The answers of each drafter."""
-    tokenizer = Tokenizer.from_folder(resolve_model(args.model))
-    prompts = [(category(line), tokenizer.encode_chat([{"role": "user", "content": line.text}])) for line in lines]
+    prompts = encode(args.model, lines)
+    return {name: await _ask(Services(name, client), prompts, args) async for name, client in serve_in_turn(args, METHODS)}
+
+
+def encode(model: str, lines: Sequence[PromptLine]) -> list[tuple[str, list[int]]]:
+    """Categories and prompts, as chats."""
+    tokenizer = Tokenizer.from_folder(resolve_model(model))
+    return [(category(line), tokenizer.encode_chat([{"role": "user", "content": line.text}])) for line in lines]
+
+
+async def serve_in_turn(args: argparse.Namespace, methods_by_name: Mapping[str, tuple[str, ...]]) -> AsyncIterator[tuple[str, AsyncClient]]:
+    """Clients of services that differ in their drafter: each may be used until the next one is asked for.
+
+    Args:
+        args: of `make_parser`.
+    """
     numbers = {"dtype": args.precision} if args.precision in ("bfloat16", "float32") else {"weights": args.precision}
-    asked: dict[str, list[Asked]] = {}
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as folder:
         verifier = VerifierConfig(
             listen=(f"unix:{folder}/verifier",), model=args.model, num_threads=args.threads, max_model_len=4096, kv_cache_memory=_CACHE_BYTES,
@@ -108,10 +121,11 @@ async def run(args: argparse.Namespace, lines: Sequence[PromptLine]) -> dict[str
         )  # fmt: skip
         log = Log()
         async with running(verifier, log=log):
-            for name, methods in METHODS.items():
+            for name, methods in methods_by_name.items():
+                lookup = {"prompt_lookup_min": args.lookup_min, "prompt_lookup_max": args.lookup_max} if "ngram" in methods else {}
                 speculative = SpeculativeConfig(
                     method=methods if len(methods) > 1 else methods[0], model=args.head if "eagle3" in methods else None,
-                    num_speculative_tokens=args.num_drafts, prompt_lookup_min=args.lookup_min, prompt_lookup_max=args.lookup_max,
+                    num_speculative_tokens=args.num_drafts, **lookup,
                 )  # fmt: skip
                 drafter = DrafterConfig(
                     listen=(f"unix:{folder}/{name}",), target_model=args.model, num_threads=args.threads, speculative_config=speculative
@@ -124,8 +138,7 @@ async def run(args: argparse.Namespace, lines: Sequence[PromptLine]) -> dict[str
                 async with running(drafter, log=log), running(coordinator, log=log), AsyncClient(own) as client:
                     await client.wait_ready()
                     await log.wait_for(f"drafter {drafter.listen[0]} is there", 0)
-                    asked[name] = await _ask(Services(name, client), prompts, args)
-    return asked
+                    yield name, client
 
 
 async def _ask(services: Services, prompts: Sequence[tuple[str, list[int]]], args: argparse.Namespace) -> list[Asked]:
