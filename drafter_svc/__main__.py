@@ -25,6 +25,8 @@ async def serve(config: DrafterConfig, build: Callable[[DrafterConfig], Method] 
     Args:
         build: makes the drafting method.
     """
+    for line in config.speculative_config.unread:
+        logger.warning("%s", line)
     server = DrafterServer(config, build)
     metrics = MetricsServer(config.metrics_listen, METRICS, server.worker.metrics.collect)
     metrics.start()

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -13,6 +14,18 @@ from specwire.config_layers import SPECULATIVE, Layer, Setting, Settings, Source
 from specwire.errors import SpecwireError
 from specwire.speculative_config import SpeculativeConfig, read_keys
 
+_GROUPS = {
+    "TLS and API keys": r"tls_|coordinator_tls_|api_keys",
+    "metrics and traces": r"trace_|metrics_listen|vllm_metrics",
+    "speculation": r"speculative_config|adaptive_|schedule_|half_batches|canary_|calibration_file|min_draft_wait|target_model|prefill_chunk",
+    "features for draft heads": r"features|share_features|feature_address|read_shared_features",
+    "sizes and limits": r"max_|kv_cache|num_kv_blocks|gpu_memory|enable_prefix_caching|client_stall|keep_alive|grace_s|verifier_\w+_s$",
+    "model and device": (
+        r"model|load_format|skip_tokenizer|dtype|weights|device|num_threads|use_cuda_graphs|profile_context_len|\w+_parallel_size|enable_lora"
+    ),
+}
+"""Headings of the help, and the beginnings of the fields' names that belong there; the first that fits counts."""
+
 
 def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> Config:
     """Builds a service's configuration: its section of the file that --config or SPECWIRE_CONFIG names, if any, and the flags over it.
@@ -22,13 +35,17 @@ def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> C
     parser = _Parser(prog=program, description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="specwire.yaml to read (default: what SPECWIRE_CONFIG names); empty = none")
     hints = typing.get_type_hints(kind)
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         default = "" if field.name == SPECULATIVE else f" (default {format_value(field.default) or 'none'})"
         text = f"{field.metadata['help']}{default}"
         switch: dict[str, Any] = {"nargs": "?", "const": True} if hints[field.name] is bool else {}
         if typing.get_origin(hints[field.name]) is tuple:
             switch = {"action": "extend"}  # several in one flag, or a flag for each
-        parser.add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text, **switch)
+        group = _group_of(field.name)
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        groups[group].add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text, **switch)
     given = vars(parser.parse_args(arguments))
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     section = kind.__name__.removesuffix("Config").lower()
@@ -36,6 +53,11 @@ def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> C
         return resolve(kind, section, [*_file_sources(given.pop("config")), Source({section: flags_layer(given)})]).config
     except SpecwireError as error:
         parser.error(str(error))
+
+
+def _group_of(name: str) -> str:
+    """Under which heading of the help a field's flag stands."""
+    return next((title for title, pattern in _GROUPS.items() if re.match(pattern, name)), "service")
 
 
 def flags_layer(given: Mapping[str, Any]) -> Layer:

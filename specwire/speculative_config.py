@@ -10,7 +10,7 @@ from typing import Any
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.policy.schedule import validate_schedule
 from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
-from specwire.speculative_method import METHOD_ALIASES, MODEL_METHODS, check_method, check_options, inferred_method
+from specwire.speculative_method import METHOD_ALIASES, MODEL_METHODS, check_method, check_options, inferred_method, unread_options
 
 _REJECTION_METHODS = ("strict", "probabilistic", "synthetic")
 _REJECTION_ALIASES = {"standard": "strict"}
@@ -165,6 +165,13 @@ class SpeculativeConfig:
     def model_method(self) -> str | None:
         """That one of the methods which has a model."""
         return next((name for name in self.methods if name in MODEL_METHODS), None)
+
+    @property
+    def unread(self) -> list[str]:
+        """Options that were set, but that the method does not read: a line about each."""
+        fields = dataclasses.fields(self)
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return unread_options(self.methods, values, {field.name: field.default for field in fields})
 
     def acceptance_rates(self) -> tuple[float, ...]:
         """Unconditional synthetic rates p_1..p_K: as given, or of least variance for the given length L = 1 + sum of p_i."""

@@ -1,6 +1,6 @@
 """Which drafting methods there are, which of them have a model, and what goes with which."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specwire.draft_checkpoint import HEAD_METHODS, infer_method
@@ -13,6 +13,8 @@ MODEL_METHODS = ("draft_model", *HEAD_METHODS)
 """Those with one, of which a list may have one."""
 METHOD_ALIASES = {"mimo_mtp": "mtp"}
 _LATER_METHODS = ("medusa", "mlp_speculator", "ngram_gpu", "custom_class", "extract_hidden_states")
+_READERS = {"prompt_lookup_": ("ngram",), "suffix_decoding_": ("suffix",), "draft_sample_method": MODEL_METHODS, "draft_sharpness": MODEL_METHODS}
+"""Methods that read options with these beginnings of a name, where not all do."""
 _OWN_NAMES = {"ngram": ("ngram", "[ngram]"), "suffix": ("suffix",)}
 """What may stand as model of a method without one."""
 
@@ -40,6 +42,17 @@ def check_method(method: Any, model: Any) -> None:
     if method is not None and not has_model(method) and model not in (None, *_OWN_NAMES.get(str(method), ())):
         name = " and ".join(method) if isinstance(method, tuple) else method
         raise InvalidArgumentError(f"method is {name}, but model is {model!r}; {name} has no model: remove it, or use method draft_model")
+
+
+def unread_options(methods: Sequence[str], values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """What says of each option that differs from its default, and that none of the methods reads, which methods do."""
+    found = []
+    for prefix, readers in _READERS.items():
+        for name, value in values.items():
+            if name.startswith(prefix) and value != defaults[name] and methods and set(methods).isdisjoint(readers):
+                shown = f"{name} is {value}, but {' and '.join(methods)} does not read it"
+                found.append(f"{shown}: leave it out, or use {readers[0] if len(readers) == 1 else 'a method with a model'}")
+    return found
 
 
 def check_options(method: Any, *, use_heterogeneous_vocab: Any, parallel_drafting: Any, dspark_draft_topk: Any) -> None:

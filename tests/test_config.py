@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.arguments import parse_flags
-from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig, flags
+from specwire.config import Config, CoordinatorConfig, DrafterConfig, HttpConfig, VerifierConfig, flags
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig
 
@@ -179,6 +179,17 @@ def test_bad_flags_end_with_one_line_and_status_2(arguments: list[str], message:
     assert stderr.count("\n") == 1
     assert stderr.endswith("\n")
     assert message in stderr
+
+
+@pytest.mark.parametrize("kind", [VerifierConfig, DrafterConfig, CoordinatorConfig, HttpConfig])
+def test_help_has_headings(kind: type[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags(kind, "service", ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert {"service:", "sizes and limits:", "metrics and traces:", "TLS and API keys:"} <= set(headings)
+    assert len(headings) == len(set(headings))
+    assert sum(line.startswith("  --") for line in lines) > len(dataclasses.fields(kind))
 
 
 def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -345,3 +345,24 @@ def test_the_ratio_test_needs_drafts_that_nobody_chose() -> None:
 def test_bad_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(SpecwireError, match=re.escape(message)):
         SpeculativeConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "unread"),
+    [
+        ({"method": "ngram", "prompt_lookup_max": 7, "prompt_lookup_min": 2}, []),
+        ({"method": ["ngram", "suffix"], "prompt_lookup_max": 7, "suffix_decoding_max_tree_depth": 9}, []),
+        ({"method": "suffix", "prompt_lookup_min": 2, "prompt_lookup_max": 4}, []),
+        ({"method": None, "prompt_lookup_max": 7}, []),
+        ({"method": "suffix", "prompt_lookup_min": 2, "prompt_lookup_max": 7}, ["prompt_lookup_max is 7, but suffix"]),
+        (
+            {"method": "ngram", "suffix_decoding_max_tree_depth": 9, "draft_sharpness": 0.5},
+            ["suffix_decoding_max_tree_depth is 9", "draft_sharpness is 0.5"],
+        ),
+        ({"method": "draft_model", "model": "m", "draft_sharpness": 0.5}, []),
+    ],
+)
+def test_options_that_no_method_reads_are_named(values: dict[str, object], unread: list[str]) -> None:
+    found = SpeculativeConfig.from_dict(values).unread
+    assert len(found) == len(unread)
+    assert all(line.startswith(beginning) for line, beginning in zip(found, unread, strict=True)), found

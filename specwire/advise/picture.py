@@ -45,13 +45,11 @@ def _draw_acceptance(axes: "Axes", acceptance: AcceptReport) -> None:
     shown = sorted(categories, key=lambda group: -group.num_output_tokens)[:_MAX_CATEGORIES] if len(categories) > 1 else []
     for group in shown:
         rates = [100 * entry.unconditional for entry in group.positions]
-        axes.plot(
-            range(1, len(rates) + 1), rates, marker="o", markersize=3, linewidth=1, alpha=0.7, label=f"{group.name} ({group.acceptance_length:.2f})"
-        )
+        axes.plot(range(len(rates)), rates, marker="o", markersize=3, linewidth=1, alpha=0.7, label=f"{group.name} ({group.acceptance_length:.2f})")
     rates = [100 * entry.unconditional for entry in total.positions]
-    axes.plot(range(1, len(rates) + 1), rates, color="black", marker="o", linewidth=2.5, label=f"all ({total.acceptance_length:.2f})")
-    axes.set(title="acceptance by position", xlabel="draft token", ylabel="% of drafts accepted up to here", ylim=(0, 100))
-    axes.set_xticks(range(1, len(rates) + 1))
+    axes.plot(range(len(rates)), rates, color="black", marker="o", linewidth=2.5, label=f"all ({total.acceptance_length:.2f})")
+    axes.set(title="acceptance by position", xlabel="position in the draft, from 0", ylabel="% of drafts accepted up to here", ylim=(0, 100))
+    axes.set_xticks(range(len(rates)))
     axes.legend(fontsize=8, title="category (mean acceptance length)", title_fontsize=8)
     axes.grid(alpha=0.3)
 

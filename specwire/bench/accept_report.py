@@ -23,7 +23,7 @@ def print_accept(console: Console, report: AcceptReport) -> None:
     ])  # fmt: skip
     if total.stats.num_drafts:
         header = ("category", *(f"{position}" for position in range(len(total.positions))))
-        title = "acceptance at position, % of drafts whose tokens up to there were all accepted"
+        title = "acceptance at position (from 0), % of drafts whose tokens up to there were all accepted"
         rows = [[group.name, *(f"{100 * entry.unconditional:.1f}" for entry in group.positions)] for group in report.groups]
         print_table(console, title, header, [row + [""] * (len(header) - len(row)) for row in rows])
     else:
@@ -75,7 +75,9 @@ def _print_calibration(console: Console, total: Acceptance, calibration: Calibra
         if entry.calibration is not None and entry.num_observed
     ]
     if rows:
-        print_table(console, "by position, given that all before it were accepted", ("position", "observed", "accepted", "calibration error"), rows)
+        print_table(
+            console, "by position (from 0), given that all before it were accepted", ("position", "observed", "accepted", "calibration error"), rows
+        )
 
 
 def _group(group: Acceptance) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from specwire.cli.connection import ConnectionOptions, make_client
 from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
 from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE
-from specwire.config_fields import format_value
+from specwire.config_fields import flag_name, format_value
 from specwire.config_file import SECTIONS, find_config_file
 from specwire.config_layers import DEFAULT, SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
 from specwire.console import make_console
@@ -28,6 +28,7 @@ from specwire.messages import ServiceDescription
 from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.effective import effective_speculation
 from specwire.policy.schedule import describe_gaps
+from specwire.speculative_config import SpeculativeConfig
 from specwire.stack.plan import Stack, StackOptions, plan_stack
 from specwire.stack.resolve import resolve_stack
 
@@ -59,7 +60,8 @@ class Effective:
         reasons = list(self.engine.reasons)
         if self.engine.num_speculative_tokens:
             reasons += describe_gaps(coordinator.num_speculative_tokens_per_batch_size, self.engine.max_num_seqs)
-        return reasons + drafter_clipping(self.stack, self.engine)
+        unread = [line for drafter in self.stack.drafters for line in drafter.speculative_config.unread]
+        return reasons + drafter_clipping(self.stack, self.engine) + list(dict.fromkeys(unread))
 
 
 def find_file(named: str | None) -> Path:
@@ -141,12 +143,15 @@ def as_object(effective: Effective) -> dict[str, Any]:
 
 def print_effective(console: Console, effective: Effective) -> None:
     """As tables."""
-    for name, resolved in effective.sections.items():
-        _print_table(console, _TITLES.get(name, f"{name}, started by itself"), _rows(resolved))
+    tables = {name: _rows(resolved) for name, resolved in effective.sections.items()}
+    if shared := _take_shared(tables):
+        _print_table(console, f"{SPECULATIVE}, of verifier, drafter and coordinator", shared)
+    for name, rows in tables.items():
+        _print_table(console, _TITLES.get(name, f"{name}, started by itself"), rows)
     for index, (count, resolved) in enumerate(effective.drafters):
         common = _rows(effective.sections["drafter"])
         _print_table(console, f"drafters[{index}] ({count}), where they differ from drafter", [row for row in _rows(resolved) if row not in common])
-    rows = [(spec.name, shlex.join(spec.arguments[1:]), "") for group in effective.stack.groups() for spec in group]
+    rows = [(spec.name, shlex.join(map(_shortened, spec.arguments[1:])), "") for group in effective.stack.groups() for spec in group]
     _print_table(console, f"specwire up starts these, with its sockets in a folder of its own, here {_FOLDER}", rows)
     rows = [(f"{start}" if start == end else f"{start}-{end}", str(value), "") for start, end, value in effective.engine.schedule_ranges]
     _print_table(console, "schedule: most drafts (K) by sequences that sample in a step", rows)
@@ -200,6 +205,28 @@ def _settings_object(resolved: Resolved[Any]) -> dict[str, Any]:
 
 def _rows(resolved: Resolved[Any]) -> list[tuple[str, str, str]]:
     return [(key, _shown(value), origin) for key, value, origin in _settings(resolved)]
+
+
+def _take_shared(tables: dict[str, list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
+    """Takes the keys of speculation out of the services' tables where all have the same, and gives them without their prefix."""
+    speculative = {name: [row for row in rows if row[0].startswith(f"{SPECULATIVE}.")] for name, rows in tables.items()}
+    services = [name for name, rows in speculative.items() if rows]
+    shared = speculative[services[0]]
+    if any(speculative[name] != shared for name in services):
+        return []
+    for name in services:
+        tables[name] = [row for row in tables[name] if row not in shared]
+    return [(key.removeprefix(f"{SPECULATIVE}."), value, origin) for key, value, origin in shared]
+
+
+def _shortened(argument: str) -> str:
+    """An argument of a service; of speculation only what differs from its default."""
+    flag, _, text = argument.partition("=")
+    if flag != flag_name(SPECULATIVE):
+        return argument
+    config = SpeculativeConfig.from_json(text)
+    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if getattr(config, f.name) != f.default}
+    return f"{flag}={json.dumps(given)}"
 
 
 def _shown(value: Any) -> str:

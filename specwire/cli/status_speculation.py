@@ -29,7 +29,7 @@ def speculation(status: CoordinatorStatus) -> list[RenderableType]:
 
 
 def _policies(lanes: tuple[LaneStatus, ...]) -> Table:
-    header = ("lane", "K", "drafts kept", "probes", "cost error", "verify x", "hop x", "expected acceptance by position")
+    header = ("lane", "K", "drafts kept", "probes", "cost error", "verify x", "hop x", "expected acceptance by position (from 0)")
     return make_table(header, [_policy_row(lane) for lane in lanes if lane.policy.is_adaptive], title="adaptive verification", num_left=2)
 
 
@@ -59,5 +59,5 @@ def _calibration(kinds: tuple[CalibrationStatus, ...]) -> Table:
         for kind in kinds
     ]
     return make_table(
-        ("drafts of", "sampling", "observed", "error", "accepted by position, if all before were"), rows, title="calibration", num_left=2
+        ("drafts of", "sampling", "observed", "error", "accepted by position (from 0), if all before were"), rows, title="calibration", num_left=2
     )

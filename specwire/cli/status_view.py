@@ -120,7 +120,7 @@ def _drafter_row(drafter: DrafterStatus, before: DrafterStatus | None, elapsed_s
 def _acceptance(status: CoordinatorStatus, before: CoordinatorStatus | None) -> Table:
     """Of the drafts that had a token at a position, the share whose token there was accepted."""
     drafts, accepted = status.drafts_per_position, status.accepted_per_position
-    header = ("accepted at position", *map(str, range(len(drafts))), "all")
+    header = ("accepted at position (from 0)", *map(str, range(len(drafts))), "all")
     rows = [("since the start", *map(share, accepted, drafts), share(sum(accepted), sum(drafts)))]
     if before is not None:
         new_drafts, new_accepted = _since(drafts, before.drafts_per_position), _since(accepted, before.accepted_per_position)

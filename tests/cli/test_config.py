@@ -202,7 +202,8 @@ def test_show_as_tables() -> None:
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     for line in (
         "max_num_seqs 16 specwire.yaml:5",
-        "speculative_config.num_speculative_tokens_per_batch_size [[1, 4, 6], [8, 12, 2], [30, 40, 1]] specwire.yaml:3",
+        "speculative_config, of verifier, drafter and coordinator",
+        "num_speculative_tokens_per_batch_size [[1, 4, 6], [8, 12, 2], [30, 40, 1]] specwire.yaml:3",
         "drafters[1] (1), where they differ from drafter",
         "speculative_config.model draft specwire.yaml:10",
         "8-16 2",
@@ -299,3 +300,19 @@ def test_documented_batch_lines_are_good() -> None:
     assert [(job.id, job.error) for job in jobs] == [("a", None), ("b", None), (3, None)]
     for job in jobs:
         make_params(None, job.sampling)
+
+
+def test_speculation_is_shown_once_unless_services_differ() -> None:
+    Path("specwire.yaml").write_text("speculative_config: {num_speculative_tokens: 3}\n")
+    shown = config("show").stdout
+    assert shown.count("prompt_lookup_min") == 1
+    assert '--speculative-config={"num_speculative_tokens": 3}' in shown
+    Path("specwire.yaml").write_text("coordinator: {speculative_config: {num_speculative_tokens: 3}}\n")
+    shown = config("show").stdout
+    assert shown.count("speculative_config.prompt_lookup_min") == 3
+
+
+def test_options_that_the_method_does_not_read() -> None:
+    Path("specwire.yaml").write_text("speculative_config: {method: suffix, num_speculative_tokens: 3, prompt_lookup_max: 7}\n")
+    shown = config("show").stdout
+    assert "clipped: prompt_lookup_max is 7, but suffix does not read it: leave it out, or use ngram" in " ".join(shown.split())

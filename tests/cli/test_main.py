@@ -91,6 +91,20 @@ def test_services_without_the_engine_say_so_in_a_line(module: str, flags: tuple[
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["./no-such-model"], 1, "the model ./no-such-model does not exist"),
+        (["./one", "--model", "./other"], 2, "the model is ./one, but --model is ./other; name one"),
+        (["--host", "0.0.0.0"], 2, "there is no --host: services listen on 127.0.0.1 unless told otherwise; give --set http.listen=0.0.0.0:8000 and"),
+    ],
+)
+def test_up_as_other_servers_are_called(arguments: list[str], status: int, message: str) -> None:
+    result = CliRunner().invoke(app, ["up", *arguments])
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert message in result.stderr
+
+
 def test_missing_draft_model_is_named() -> None:
     result = CliRunner().invoke(app, ["up", "--speculative-config", '{"model": "./no-such-draft"}'])
     assert (result.exit_code, result.stdout) == (1, "")

@@ -16,8 +16,15 @@ def _option(help_text: str, default: object = "", *names: str) -> Any:
     return typer.Option(*names, help=help_text, show_default=str(default) if default != "" else False)
 
 
+def _no_host(host: str) -> str:
+    """What to do instead of --host."""
+    listen = f"--set http.listen={host}:{_UP.http_port} and, for gRPC, --set coordinator.listen={host}:{_UP.port}"
+    return f"there is no --host: services listen on 127.0.0.1 unless told otherwise; give {listen}"
+
+
 @app.command()
 def up(
+    model_: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)] = None,
     config: Annotated[str | None, _option("Configuration file; empty = none.", "SPECWIRE_CONFIG's, else ./specwire.yaml if there is one")] = None,
     model: Annotated[str | None, _option("Target model: a Hugging Face folder, a GGUF file or a hub id.", _VERIFIER.model)] = None,
     load_format: Annotated[str | None, _option("auto, or dummy for seeded random weights of the model's shape.", _VERIFIER.load_format)] = None,
@@ -51,6 +58,7 @@ def up(
     tensor_parallel_size: Annotated[int | None, typer.Option(hidden=True)] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(hidden=True)] = None,
     enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False,
+    host: Annotated[str | None, typer.Option(hidden=True)] = None,
     set_: Annotated[list[str] | None, _option("Any key of the file: SECTION.KEY=VALUE; may be given several times.", "", "--set")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Stream the answer to a demo prompt, then keep serving.")] = False,
     startup_timeout_s: Annotated[
@@ -73,7 +81,7 @@ def up(
         "kv_cache_memory": kv_cache_memory,
     }
     verifier: dict[str, Any] = {
-        "model": model,
+        "model": model if model_ is None else model_,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -95,6 +103,10 @@ def up(
     observed: dict[str, Any] = {"trace_file": trace_file, "trace_endpoint": trace_endpoint, "metrics_listen": metrics_listen}
     coordinator = observed | {"trace_sample_ratio": trace_sample_ratio}
     with exit_on_error(2):
+        if model_ is not None and model not in (None, model_):
+            raise InvalidArgumentError(f"the model is {model_}, but --model is {model}; name one")
+        if host is not None:
+            raise InvalidArgumentError(_no_host(host))
         if no_http and http_port is not None:
             raise InvalidArgumentError(f"--no-http and --http-port {http_port} exclude each other; leave one out")
         if no_drafter and drafters:

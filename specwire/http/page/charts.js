@@ -16,8 +16,8 @@ export function barChart(shares, counts) {
   for (const [index, share] of shares.entries()) {
     const size = (bottom - top) * share, middle = slot * (index + 0.5);
     const bar = draw("rect", { class: "bar", x: middle - width / 2, y: bottom - size, width, height: size, rx: 2 });
-    bar.append(draw("title", {}, `position ${index + 1}: ${showNumber(100 * share)}% of ${counts[index]} drafts`));
-    svg.append(bar, text(middle, bottom - size - 4, slot < 26 ? `${Math.round(100 * share)}` : `${Math.round(100 * share)}%`), text(middle, height - 4, `${index + 1}`));
+    bar.append(draw("title", {}, `position ${index}: ${showNumber(100 * share)}% of ${counts[index]} drafts`));
+    svg.append(bar, text(middle, bottom - size - 4, slot < 26 ? `${Math.round(100 * share)}` : `${Math.round(100 * share)}%`), text(middle, height - 4, `${index}`));
   }
   return svg;
 }
