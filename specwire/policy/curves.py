@@ -48,6 +48,8 @@ class VerifyCurve:
     def __init__(self, cost: VerifyCost) -> None:
         self.correction = ShapeCorrection()
         self._log_sizes: FloatArray = np.zeros(0)
+        self._factors: FloatArray = np.zeros(0)
+        self._num_observed = 0
         self._steps = _DenseTable(cost.num_tokens, cost.step_ms, cost.max_graph_tokens)
         self._chunks = _DenseTable(cost.chunk_num_tokens, cost.chunk_ms, 0)
         self._max_graph_row_tokens = cost.max_graph_row_tokens
@@ -70,23 +72,26 @@ class VerifyCurve:
         """See `table_ms`; with the factors."""
         if not len(num_tokens):
             return np.zeros(0)
-        sizes = self._sizes(int(num_tokens.max()))[num_tokens]
-        return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * self.correction.of(sizes)
+        factors = self._factors_up_to(int(num_tokens.max()))[num_tokens]
+        return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * factors
 
     def ms_from(self, num_tokens: int, num_more: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
         """The same as `ms` of num_tokens, num_tokens + 1, ..., num_tokens + num_more, sooner."""
         ms = self._table(longest_row).between(num_tokens, num_tokens + num_more) + self._rest_ms(num_rows, num_kv_tokens)
-        ms *= self.correction.of(self._sizes(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1])
+        ms *= self._factors_up_to(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1]
         return ms
 
     def table_ms_of(self, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:
         """The same as `table_ms` of one number."""
         return float(self._table(longest_row).between(num_tokens, num_tokens)[0]) + self._rest_ms(num_rows, num_kv_tokens)
 
-    def _sizes(self, largest: int) -> FloatArray:
-        if largest >= len(self._log_sizes):
-            self._log_sizes = log_sizes(2 * largest + 1)
-        return self._log_sizes
+    def _factors_up_to(self, largest: int) -> FloatArray:
+        """By number of tokens; made anew when they have changed, which large rounds, of which few are observed, do not with each step."""
+        if largest >= len(self._factors) or self._num_observed != self.correction.num_observed:
+            if largest >= len(self._log_sizes):
+                self._log_sizes = log_sizes(2 * largest + 1)
+            self._factors, self._num_observed = self.correction.of(self._log_sizes[: largest + 1]), self.correction.num_observed
+        return self._factors
 
     def _table(self, longest_row: int) -> "_DenseTable":
         return self._chunks if self._chunks.num_points and 0 < self._max_graph_row_tokens < longest_row else self._steps

@@ -32,13 +32,15 @@ class ShapeCorrection:
 
     Attributes:
         factor: that of the last measured size.
+        num_observed: rounds that have changed the factors.
         errors: of predictions with the factors of their time.
     """
 
-    __slots__ = ("_covariance", "_logs", "errors", "factor")
+    __slots__ = ("_covariance", "_logs", "errors", "factor", "num_observed")
 
     def __init__(self) -> None:
         self.factor = 1.0
+        self.num_observed = 0
         self.errors = PredictionErrors()
         self._logs: Floats = np.zeros(_NUM_KNOTS)
         self._covariance: Floats = _PRIOR.copy()
@@ -48,6 +50,7 @@ class ShapeCorrection:
         number."""
         if not (0.0 < table_ms < math.inf and 0.0 < measured_ms < math.inf):
             return
+        self.num_observed += 1
         knot, weight = _place(num_tokens)
         log_factor = self._log_factor(knot, weight)
         self.errors.observe(math.exp(log_factor) * table_ms, measured_ms)
