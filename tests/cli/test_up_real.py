@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from specwire import Client, FailedPreconditionError, SamplingParams, UnsupportedError
+from specwire.tls import TlsOptions
 from tests.cli.test_up import Up, children
 from tests.security.certificates import Authority
 
@@ -75,12 +76,14 @@ coordinator: {{tls_cert: {server.cert}, tls_key: {server.key}, tls_ca: {authorit
     assert 0 < greedy["spec"]["num_accepted_tokens"] == sum(greedy["spec"]["accepted_per_position"])
     reference = generate(address, *sampled)
 
-    for count, name in enumerate(("drafter", "verifier"), start=2):
-        os.kill(children(up)[name], signal.SIGKILL)
-        up.wait_for(rf"{name} ended with signal SIGKILL and is (restarted)", "stderr")
-        up.wait_for(rf"lane 0: ({name}) \S+ is there", "stderr", count=2)
-        assert generate(address, *plain)["token_ids"] == greedy["token_ids"], f"after restart {count} of the {name}"
-        assert generate(address, *sampled)["token_ids"] == reference["token_ids"]
+    with Client(address, tls=TlsOptions(authority.file, client.cert, client.key)) as calls:
+        for name in ("drafter", "verifier"):
+            os.kill(children(up)[name], signal.SIGKILL)
+            up.wait_for(rf"{name} ended with signal SIGKILL and is (restarted)", "stderr")
+            up.wait_for(rf"lane 0: ({name}) \S+ is there", "stderr", count=2)
+            assert calls.generate(PROMPT, max_tokens=64).token_ids == greedy["token_ids"], f"after the restart of the {name}"
+            again = calls.generate(PROMPT, max_tokens=64, temperature=0.6, top_p=0.9, seed=7)
+            assert again.token_ids == reference["token_ids"]
 
     pids = children(up).values()
     assert up.end(signal.SIGINT) == 0
