@@ -41,6 +41,15 @@ def test_mistakes_are_taken_from_the_credit_but_never_silence_it() -> None:
     assert next(step for step in range(1000) if probes.is_due(1.0, 1.0)) == pytest.approx(500, abs=2)
 
 
+def test_a_probe_that_seems_cheap_for_once_forgives_no_debt() -> None:
+    probes = after_free_ones(0.01)
+    probes.is_due(1.0, 10.0)
+    probes.charge(40.0)
+    assert not probes.is_due(1.0, 0.1)
+    assert not any(probes.is_due(1.0, 10.0) for _ in range(1000)), "at 0.01 a step, 40 take 4000"
+    assert next(step for step in range(6000) if probes.is_due(1.0, 10.0)) > 3500
+
+
 def test_without_a_share_there_are_none() -> None:
     probes = Probes(0.0)
     probes.observe(is_promising=True)
