@@ -8,7 +8,7 @@ from specwire.engine.cpu.half_weights import pack_half
 
 
 class HalfLinear:
-    """Weights of bfloat16's precision and sums of 32 products in float16, those sums in float32: nearer to float32 than products of rows in bfloat16.
+    """Weights of bfloat16's precision and sums of 32 products in float16, those sums in float32: as exact as rows rounded to bfloat16 would be.
 
     Packs the weight once. A row's result does not depend, bit for bit, on the rows that are computed with it.
 

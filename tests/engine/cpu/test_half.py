@@ -13,7 +13,7 @@ from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.dummy import DummySource
 from specwire.engine.models.loader import build_decoder, dummy_model, tensor_shapes
-from specwire.engine.models.weights import uses_half_tiles
+from specwire.engine.models.weights import WeightsRequest, choose_format, uses_half_tiles
 from tests.engine.cpu.test_tiled import MODELS, PLAIN, PROMPT, logits_of, make_config, make_runner, rounded_keys_and_values
 
 __all__ = ["rounded_keys_and_values"]
@@ -139,6 +139,12 @@ def test_rows_have_any_size_and_what_is_no_number_stays_in_its_row():
     assert not result[4:6].isfinite().any()
     most = HalfLinear(torch.full((32, 1024), 1.9921875))(torch.full((1, 1024), 511.0))
     torch.testing.assert_close(most, torch.full((1, 32), 1024 * 511 * 1.9921875), rtol=4e-3, atol=0.0)  # float16 would end at 65504
+
+
+def test_auto_takes_them_without_measuring(monkeypatch):
+    monkeypatch.setattr(weights_module.torch.cpu, "get_capabilities", lambda: {"avx512_fp16": True})
+    monkeypatch.setattr(weights_module, "fastest_format", lambda *_: pytest.fail("measured"))
+    assert choose_format(WeightsRequest(), ModelConfig(**PLAIN), "cpu", has_q4=False, may_measure=True) == "bf16"
 
 
 def test_other_shapes_and_other_processors_take_torch_and_the_log_says_why(monkeypatch, caplog):
