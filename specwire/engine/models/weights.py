@@ -100,7 +100,7 @@ def choose_format(request: WeightsRequest, config: ModelConfig, device: str, *, 
         return "bf16"
     if has_q4 and uses_tiles("int4"):
         return "int4"  # a tenth to a third of any other's time
-    if not has_q4 and not _why_no_half_tiles(config):
+    if not has_q4 and not why_no_half_tiles(config):
         return "bf16"  # half of float32's bytes, and twice its multiplications
     return fastest_format(("int4", "bf16") if has_q4 else ("bf16", "fp32"), config, request.num_rows)
 
@@ -150,13 +150,13 @@ def uses_half_tiles(weights: str, config: ModelConfig, device: torch.device | st
     bfloat16, whose own products torch has. Logs why not, where the format is bf16."""
     if weights != "bf16" or torch.device(device).type != "cpu":
         return False
-    reason = _why_no_half_tiles(config)
+    reason = why_no_half_tiles(config)
     if reason:
         logger.info("weights bf16 are multiplied by torch, not in float16 tiles: %s", reason)
     return not reason
 
 
-def _why_no_half_tiles(config: ModelConfig) -> str:
+def why_no_half_tiles(config: ModelConfig) -> str:
     """Empty = nothing speaks against them."""
     capabilities = torch.cpu.get_capabilities()
     if capabilities.get("amx_bf16"):
