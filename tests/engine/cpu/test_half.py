@@ -115,18 +115,6 @@ def test_products_are_nearer_to_exact_ones_than_those_of_rows_in_bfloat16(num_ro
         assert torch.equal(linear(x[row : row + 1])[0], result[row])
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_team_has_the_bits_of_one_thread(num_threads):
-    from specwire.engine.cpu.half_linear import HalfLinear
-    from specwire.engine.cpu.half_team import HalfTeam
-
-    team, x = HalfTeam(num_threads), random(31, 96, seed=2)
-    for out_features, bias in ((32, None), (656, random(656, seed=3))):
-        linear = HalfLinear(random(out_features, 96), bias)
-        for rows in (x[:1], x[3:17], x):
-            assert torch.equal(team.multiply(linear, rows), linear(rows))
-
-
 def test_rows_have_any_size_and_what_is_no_number_stays_in_its_row():
     from specwire.engine.cpu.half_linear import HalfLinear
 
