@@ -28,7 +28,7 @@ _READY = re.compile(r"ready: coordinator (\S+)")
 def start(weights: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
     """The services, and the coordinator's address."""
     command = [sys.executable, "-m", "specwire.cli", "up", "--config=", "--port", "0", "--http-port", "0", "--weights", weights]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None, "it is piped"
     for line in process.stderr:
         if found := _READY.search(line):
@@ -43,7 +43,7 @@ def advise(address: str, prompts: Path, output: Path, arguments: argparse.Namesp
     for flag, rate in (("--low-rate", arguments.low_rate), ("--high-rate", arguments.high_rate)):
         sizes += [flag, rate] if rate is not None else []
     command = [sys.executable, "-m", "specwire.cli", "advise", "--address", address, "--prompts", prompts, "--chat", "--output", output, *sizes]
-    subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*map(str, command)], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     return dict(json.loads((output / "advice.json").read_text(encoding="utf-8")))
 
 

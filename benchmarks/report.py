@@ -84,7 +84,14 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 def _command() -> str:
     module = sys.modules["__main__"].__spec__
     program = ["python", "-m", module.name] if module is not None else ["python", sys.argv[0]]
-    return shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*program, *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(argument: str) -> str:
+    """An argument, of a path outside of the working folder only the name: the rest says something of this machine alone."""
+    flag, equals, value = argument.rpartition("=")
+    is_outside = value.startswith(("/", "~", "../"))
+    return f"{flag}{equals}{Path(value).name if is_outside else value}"
 
 
 def _busy_s() -> float:
