@@ -20,9 +20,12 @@ _NUM_KNOTS = 13
 _LEVEL_VARIANCE = 1.0
 _STEP_VARIANCE = 0.25**2
 """Prior variances of the logarithms: of all factors together, and between a size and twice as many tokens."""
-_NOISE_VARIANCE = 0.1**2
-_FORGETTING = 2.6e-5
-"""Share of the prior that returns with each step: in the long run a step moves its size's factor by 5%, as it does a slow factor."""
+_LEAST_NOISE = 0.1**2
+"""Variance of a measurement's logarithm, at first and at least. It is followed: on a busy machine one time says little."""
+_NOISE_RATE = 1 / 32
+_FORGETTING = 0.0026
+"""Share of the prior that returns with each step, where the noise is 1: so that in the long run a step moves its size's factor by 5%, as it does a
+slow factor, whatever the noise."""
 _PRIOR = _LEVEL_VARIANCE + _STEP_VARIANCE * np.minimum.outer(np.arange(_NUM_KNOTS), np.arange(_NUM_KNOTS))
 _LIMIT = math.log(64.0)
 
@@ -36,12 +39,14 @@ class ShapeCorrection:
         errors: of predictions with the factors of their time.
     """
 
-    __slots__ = ("_covariance", "_logs", "errors", "factor", "num_observed")
+    __slots__ = ("_covariance", "_last", "_logs", "_noise", "errors", "factor", "num_observed")
 
     def __init__(self) -> None:
         self.factor = 1.0
         self.num_observed = 0
         self.errors = PredictionErrors()
+        self._noise = _LEAST_NOISE
+        self._last = -1, 0.0  # the knot and the surprise of the last round
         self._logs: Floats = np.zeros(_NUM_KNOTS)
         self._covariance: Floats = _PRIOR.copy()
 
@@ -55,10 +60,14 @@ class ShapeCorrection:
         log_factor = self._log_factor(knot, weight)
         self.errors.observe(math.exp(log_factor) * table_ms, measured_ms)
         surprise = min(max(math.log(measured_ms / table_ms) - log_factor, -MAX_SURPRISE), MAX_SURPRISE)
-        self._covariance += _FORGETTING * (_PRIOR - self._covariance)
+        self._covariance += _FORGETTING * self._noise * (_PRIOR - self._covariance)
         with_size = (1.0 - weight) * self._covariance[knot] + weight * self._covariance[knot + 1]
-        variance = (1.0 - weight) * with_size[knot] + weight * with_size[knot + 1] + _NOISE_VARIANCE
-        gain = with_size / variance
+        variance = float((1.0 - weight) * with_size[knot] + weight * with_size[knot + 1])
+        gain = with_size / (variance + self._noise)
+        # By how surprises of about one size differ: what they share is still to be learned, and no noise.
+        if knot == self._last[0]:
+            self._noise = max(_LEAST_NOISE, self._noise + _NOISE_RATE * ((surprise - self._last[1]) ** 2 / 2 - self._noise))
+        self._last = knot, surprise
         self._logs += gain * surprise
         np.minimum(self._logs, _LIMIT, out=self._logs)
         np.maximum(self._logs, -_LIMIT, out=self._logs)

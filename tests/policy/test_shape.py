@@ -58,6 +58,17 @@ def test_one_hiccup_bends_little() -> None:
     assert correction.factor < 1.06
 
 
+def test_where_times_are_noisy_one_of_them_says_less() -> None:
+    moved = []
+    for noise in (0.0, 0.6):
+        correction = learned({4: 1.0}, 200, noise)
+        before = correction.at(32)
+        correction.observe(32, 10.0, 10.0 * before * 2.0)
+        moved.append(correction.at(32) / before)
+    assert moved[0] > 1.8
+    assert moved[1] < 1.4
+
+
 def test_how_sure_it_is_grows_with_what_was_seen_and_fades() -> None:
     correction = ShapeCorrection()
     unknown = correction.spread(4, 16)
