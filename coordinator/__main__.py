@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from specwire.arguments import parse_flags
 from specwire.config import CoordinatorConfig
 from specwire.metrics import MetricsServer
-from specwire.process import calm_garbage_collector, run_service
+from specwire.process import calm_garbage_collector, collect_circles, run_service
 from specwire.rpc import wait_for_stop_signal
 
 from .engine import Engine
@@ -42,7 +42,7 @@ async def serve(config: CoordinatorConfig, on_start: Callable[[Engine], Awaitabl
         if on_start is not None:
             await on_start(engine)
         calm_garbage_collector()
-        tasks = [asyncio.create_task(server.follow_readiness()), asyncio.create_task(_announce(engine, server))]
+        tasks = [asyncio.create_task(work) for work in (server.follow_readiness(), _announce(engine, server), collect_circles())]
         await stop_signal
         logger.info("stopping")
     finally:

@@ -25,8 +25,9 @@ class LiveRequest:
     def __init__(self, session: "Session", stream_id: int, num_choices: int, *, whole: bool) -> None:
         self._session = session
         self._stream_id = stream_id
-        self._wake = asyncio.Event()
-        self.inbox = RequestSink(num_choices, lambda _: self._wake.set(), whole=whole)
+        self._wake = wake = asyncio.Event()
+        # Not with `self`, which holds it: a circle stays in memory until the collector comes.
+        self.inbox = RequestSink(num_choices, lambda _: wake.set(), whole=whole)
 
     async def read(self) -> list[ChoiceDelta]:
         """What came since the last read, one delta a choice; with `whole` everything. Empty after the end.
