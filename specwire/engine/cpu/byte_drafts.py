@@ -10,7 +10,7 @@ from specwire.engine.cpu.q4_work import PRODUCTS as Q4_PRODUCTS
 from specwire.engine.cpu.work import SIGNATURE, Products
 
 _IS_KEPT = keep_compiled()
-_loop = make_draft_loop(Products(split_rows, plain_product, added_product, gated_product, Q4_PRODUCTS.head))
+_loop = make_draft_loop(Products("bytes", split_rows, plain_product, added_product, gated_product, Q4_PRODUCTS.head))
 
 
 @njit(SIGNATURE, cache=_IS_KEPT, **OPTIONS)

@@ -15,7 +15,7 @@ from specwire.engine.cpu.intrinsics import f32_of_bits, i64_at, u16_at
 from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
 from specwire.engine.cpu.kernels import OPTIONS, f32, normalise
 from specwire.engine.cpu.pieces import share
-from specwire.engine.cpu.work import Products, make_layer_piece, make_loop
+from specwire.engine.cpu.work import Products, compiled_for, make_layer_piece, make_loop
 
 _CHOOSE = 2
 """The last phase of what follows the layers; `Products.head` has the two before it."""
@@ -189,7 +189,7 @@ def make_draft_loop(products: Products) -> Any:
     prepare, plain, head = products.prepare, products.plain, products.head
     decoder_piece = make_layer_piece(products)
 
-    @njit(**OPTIONS)
+    @compiled_for(products.name)
     def layer_piece(j, w, phase, piece, pieces, scratch):
         is_first = w[LayerWord.IS_FIRST]
         if is_first and phase == Phase.INPUT_NORM:
@@ -202,7 +202,7 @@ def make_draft_loop(products: Products) -> Any:
         else:
             decoder_piece(j, w, phase, piece, pieces, scratch)
 
-    @njit(**OPTIONS)
+    @compiled_for(products.name)
     def head_piece(j, phase, piece, pieces, scratch):
         if phase == _CHOOSE:
             _choose(j, piece, scratch)
@@ -212,9 +212,9 @@ def make_draft_loop(products: Products) -> Any:
             _end_rows(j, first, last)
         head(j, phase, piece, pieces, scratch)
 
-    loop = make_loop(layer_piece, head_piece)
+    loop = make_loop(products.name, layer_piece, head_piece)
 
-    @njit(**OPTIONS)
+    @compiled_for(products.name)
     def draft_loop(job, semaphore, thread):
         if thread != 0:
             loop(job, semaphore, thread)

@@ -102,8 +102,8 @@ def _head_piece(j, phase, piece, pieces, scratch):
         _plain_product(j, piece, pieces, j[Word.HEAD_FEATURES], j[Word.HIDDEN], j[Word.HEAD], 0, j[Word.OUT], scratch)
 
 
-PRODUCTS = Products(_halve, _plain_product, _added_product, _gated_product, _head_piece)
-_loop = make_loop(make_layer_piece(PRODUCTS), PRODUCTS.head)
+PRODUCTS = Products("half", _halve, _plain_product, _added_product, _gated_product, _head_piece)
+_loop = make_loop(PRODUCTS.name, make_layer_piece(PRODUCTS), PRODUCTS.head)
 
 
 @njit(SIGNATURE, cache=_IS_KEPT, **OPTIONS)

@@ -114,8 +114,8 @@ def _head_piece(j, phase, piece, pieces, scratch):
             )  # fmt: skip
 
 
-PRODUCTS = Products(_digits, _plain_product, _added_product, _gated_product, _head_piece)
-_loop = make_loop(make_layer_piece(PRODUCTS), PRODUCTS.head)
+PRODUCTS = Products("q4", _digits, _plain_product, _added_product, _gated_product, _head_piece)
+_loop = make_loop(PRODUCTS.name, make_layer_piece(PRODUCTS), PRODUCTS.head)
 
 
 @njit(SIGNATURE, cache=_IS_KEPT, **OPTIONS)

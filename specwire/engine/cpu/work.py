@@ -4,6 +4,7 @@ A piece starts when all pieces of earlier phases are done. A thread that comes l
 nobody waits for a thread, only for work.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,26 @@ class Products:
     (0 = none) and of the result, scratch.
     """
 
+    name: str  # of the form, in the names of what is compiled for it
     prepare: Any  # j, source, width, first, last: puts those rows of source [T, width] into the form that products read
     plain: Any
     added: Any  # to what the result has
     gated: Any  # silu(gate) * up
     head: Any  # j, phase (0: prepares rows, 1: multiplies), piece, pieces, scratch
+
+
+def compiled_for(name: str) -> Callable[[Any], Any]:
+    """A decorator for functions that are made once for each form of weights: compiles one, with the form in its name.
+
+    Numba tells functions of the same name apart by a number that it counts anew in each process. Code that is kept and was compiled in two
+    processes can meet in a third; of two functions with the same name and number the machine code that came first then runs in place of both.
+    """
+
+    def compile_named(function: Any) -> Any:
+        function.__qualname__ = f"{function.__qualname__}_{name}"
+        return njit(**OPTIONS)(function)
+
+    return compile_named
 
 
 @njit(**OPTIONS)
@@ -53,7 +69,7 @@ def make_layer_piece(products: Products) -> Any:
     """A piece of a decoder layer: (j, words of the layer, phase, piece, pieces, scratch)."""
     prepare, plain, added, gated = products.prepare, products.plain, products.added, products.gated
 
-    @njit(**OPTIONS)
+    @compiled_for(products.name)
     def layer_piece(j, w, phase, piece, pieces, scratch):
         hidden, inner, dim = j[Word.HIDDEN], j[Word.INNER], j[Word.DIM]
         qkv_width, attended_width = (j[Word.HEADS] + 2 * j[Word.KV_HEADS]) * dim, j[Word.HEADS] * dim
@@ -85,16 +101,17 @@ def make_layer_piece(products: Products) -> Any:
     return layer_piece
 
 
-def make_loop(layer_piece: Any, head_piece: Any) -> Any:
+def make_loop(name: str, layer_piece: Any, head_piece: Any) -> Any:
     """What a thread of a team does, compiled with what calls it: (job, semaphore, thread). Thread 0 runs the job whose words are filled in, the
     others help until stop is set.
 
     Args:
+        name: as `Products.name`.
         layer_piece: as `make_layer_piece` gives it.
         head_piece: as `Products.head`.
     """
 
-    @njit(**OPTIONS)
+    @compiled_for(name)
     def run_piece(job, j, number, scratch):
         per_layer = j[Word.PER_LAYER]
         layer, piece = number // per_layer, number % per_layer
@@ -114,7 +131,7 @@ def make_loop(layer_piece: Any, head_piece: Any) -> Any:
             words = carray(i64_at(j[Word.LAYERS] + 8 * LayerWord.COUNT * layer), (LayerWord.COUNT,))
             layer_piece(j, words, phase, piece - start, pieces, scratch)
 
-    @njit(**OPTIONS)
+    @compiled_for(name)
     def loop(job, semaphore, thread):
         j = carray(i64_at(job), (Word.COUNT,))
         if thread == 0:

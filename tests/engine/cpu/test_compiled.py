@@ -2,9 +2,13 @@
 
 import logging
 import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import numba
 import pytest
+import torch
+from numba.core.dispatcher import Dispatcher
 
 from specwire.engine.cpu.compiled import keep_compiled
 
@@ -44,3 +48,31 @@ def test_a_full_disk_is_reported_before_anything_is_compiled(monkeypatch, tmp_pa
     with caplog.at_level(logging.WARNING):
         assert not keep_compiled()
     assert "No space left on device" in caplog.text
+
+
+def functions_of(entry: Any) -> Iterator[Any]:
+    """A compiled function and all that it calls."""
+    found, left = {entry}, [entry]
+    while left:
+        function = left.pop()
+        yield function
+        code = function.py_func.__code__
+        cells = [cell.cell_contents for cell in function.py_func.__closure__ or ()]
+        named = [function.py_func.__globals__.get(name) for name in code.co_names]
+        new = {value for value in (*cells, *named) if isinstance(value, Dispatcher)} - found
+        found |= new
+        left += new
+
+
+@pytest.mark.skipif(not torch.cpu.get_capabilities().get("avx512_fp16"), reason="this CPU has no AVX512-FP16")
+@pytest.mark.timeout(600)  # what is not kept yet is compiled
+def test_functions_that_meet_in_one_process_have_different_names():
+    """Whatever process compiled them: machine code of another function with the same name would run in their place."""
+    from specwire.engine.cpu.byte_drafts import enter_drafts
+    from specwire.engine.cpu.half_work import enter_half
+    from specwire.engine.cpu.q4_work import enter_q4
+
+    functions = set().union(*(functions_of(entry) for entry in (enter_drafts, enter_half, enter_q4)))
+    names = [(function.py_func.__module__, function.py_func.__qualname__) for function in functions]
+    assert len(names) > 50
+    assert len(set(names)) == len(names), sorted(name for name in set(names) if names.count(name) > 1)
