@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -46,6 +47,18 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def own_log_handlers() -> Iterator[None]:
+    """A test that sets up the log of a program leaves no handler, whose stream is closed after it, to the others."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in before:
+            root.removeHandler(handler)
+    root.setLevel(level)
 
 
 @pytest.fixture

@@ -171,9 +171,10 @@ async def http_served(
     fields = {"listen": (f"unix:{folder}/coordinator.sock",), "verifiers": ("v:1",), "drafters": ("d:1",)} | (coordinator or {})
     config = CoordinatorConfig(**fields)
     engine = Engine(config, network.connect_verifier, network.connect_drafter, network.resolve)
-    own = _LISTEN | (http or {})
-    async with _coordinator(engine, config) as address, front(HttpConfig(**own | {"coordinator": address}), api_key, send_buffer) as running:
-        yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter)
+    async with _coordinator(engine, config) as address:
+        own = HttpConfig(**_LISTEN | {"coordinator": address} | (http or {}))
+        async with front(own, api_key, send_buffer) as running:
+            yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter)
 
 
 @contextlib.asynccontextmanager

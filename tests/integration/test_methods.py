@@ -147,7 +147,9 @@ async def alone(socket_dir: Path, target: Target, spec: dict[str, Any], drafter:
 async def crowded(socket_dir: Path, target: Target, spec: dict[str, Any], drafter: DrafterConfig) -> tuple[list[GenerationResult], Watch]:
     """All at once and once more, through everything that may happen."""
     watch = Watch(failing=(9, 23))
-    schedule = {"num_speculative_tokens_per_batch_size": [[1, 2, K], [3, 4, 0], [5, 64, 2]]}
+    # Suffix prefers the match that promises most in as many drafts as are asked for.
+    fewer = K if spec["method"] == "suffix" else 2
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, 2, K], [3, 4, 0], [5, 64, fewer]]}
     async with AsyncExitStack() as resources:
         # Chunks of prompts; and room for a part of the sequences, so that some are preempted by more important ones.
         config = verifier_config(target.folder, speculation=spec, max_num_batched_tokens=40, max_num_seqs=6)
