@@ -96,10 +96,6 @@ class Window:
     before: CoordinatorStatus
     after: CoordinatorStatus
 
-    def __post_init__(self) -> None:
-        grown = self._grown("num_generated_tokens")
-        assert grown > 0, f"{self.num_tokens} tokens came in a window around which the coordinator counts {grown}: the client reads far behind it"
-
     @property
     def tok_s(self) -> float:
         return self.num_tokens / self.seconds
@@ -107,7 +103,9 @@ class Window:
     @property
     def tokens_per_step(self) -> float:
         """Of a sequence."""
-        return 1 / (1 - self._grown("num_accepted_tokens") / self._grown("num_generated_tokens"))
+        generated = self._grown("num_generated_tokens")
+        assert generated > 0, f"{self.num_tokens} tokens came in a window around which the coordinator counts none: the client reads far behind it"
+        return 1 / (1 - self._grown("num_accepted_tokens") / generated)
 
     @property
     def step_ms(self) -> float:
