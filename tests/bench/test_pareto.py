@@ -142,7 +142,7 @@ def test_a_window_counts_what_grew() -> None:
     assert window.acceptance == pytest.approx(0.5)
     assert Window(4, 400, 2.0, 16.0, status(50, 5, 30), status(450, 5, 30)).acceptance is None
     with pytest.raises(AssertionError, match="reads far behind"):
-        Window(4, 400, 2.0, 16.0, status(50, 5, 30), status(50, 5, 30))
+        _ = Window(4, 400, 2.0, 16.0, status(50, 5, 30), status(50, 5, 30)).step_ms
 
 
 def test_k_over_time_leaves_out_spans_without_tokens() -> None:
