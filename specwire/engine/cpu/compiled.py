@@ -37,8 +37,8 @@ def keep_compiled() -> bool:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryFile(dir=folder):
             if is_new:
-                logger.info("compiling code for this CPU, once: up to 15 s of CPU time; kept in %s", folder)
+                logger.info("compiling code for this CPU, once: some 16 s of CPU time for each form of weights; kept in %s", folder)
             return True
     except OSError as error:
-        logger.warning("cannot keep compiled code in %s (%s): it is compiled again at each start, which takes up to 15 s", folder, error)
+        logger.warning("cannot keep compiled code in %s (%s): it is compiled again at each start, which takes some 16 s for each form of weights", folder, error)
         return False
