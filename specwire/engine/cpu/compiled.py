@@ -40,5 +40,7 @@ def keep_compiled() -> bool:
                 logger.info("compiling code for this CPU, once: some 16 s of CPU time for each form of weights; kept in %s", folder)
             return True
     except OSError as error:
-        logger.warning("cannot keep compiled code in %s (%s): it is compiled again at each start, which takes some 16 s for each form of weights", folder, error)
+        logger.warning(
+            "cannot keep compiled code in %s (%s): it is compiled again at each start, which takes some 16 s for each form of weights", folder, error
+        )
         return False
