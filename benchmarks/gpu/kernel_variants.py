@@ -43,4 +43,4 @@ def products_of(rows: Sequence[dict[str, Any]]) -> tuple[Product, ...]:
 
 def row_products_of(rows: Sequence[dict[str, Any]]) -> tuple[RowProduct, ...]:
     """As `dataclasses.asdict` wrote them."""
-    return tuple(RowProduct(**{**row, "tuning": RowTuning(**row["tuning"])}) for row in rows)
+    return tuple(RowProduct(**{**row, "tuning": (RowCut if "depth" in row["tuning"] else RowTuning)(**row["tuning"])}) for row in rows)

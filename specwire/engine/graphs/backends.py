@@ -200,7 +200,7 @@ class TritonBackend:
         if len(x) == 1:
             from specwire.engine.kernels.row_linear import row_linear
 
-            return row_linear(x, weight, linear.bias, early=early, early_cut=self._options.row_cut)
+            return row_linear(x, weight, linear.bias, early=early, early_cut=self._options.cut_of(weight))
         tuning = self._products.get((padded_rows(len(x)), *weight.shape))
         if tuning is None:
             return linear(x)

@@ -78,16 +78,16 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
-    """A weight whose products of one or two rows are streamed.
+    """A weight whose products of one or two rows are streamed, or whose products of a single row have a cut of their own.
 
     Args:
         out_features, in_features: of the weight.
-        tuning: of the kernel.
+        tuning: of `row_stream`, or of `row_linear` in place of `KernelOptions.row_cut`.
     """
 
     out_features: int
     in_features: int
-    tuning: RowTuning = RowTuning()
+    tuning: RowTuning | RowCut = RowTuning()
 
 
 MAX_STREAMED_ROWS = 2
@@ -106,8 +106,8 @@ class KernelOptions:
     Args:
         starts_early: kernels of a pass whose products announce start before the kernel before has ended, see `early`.
         products: weights and rows that a kernel of our own multiplies in place of cuBLAS.
-        row_cut: of products of a single row that start early and are not streamed.
-        row_products: weights whose products of up to streamed_rows rows are streamed in place of `row_linear`, the head's too.
+        row_cut: of products of a single row that start early, are not streamed and have no cut of their own.
+        row_products: weights whose products of up to streamed_rows rows are streamed in place of `row_linear`, the head's too, and cuts of others.
         streamed_rows: 1 or 2.
         fused_rows: passes of so many tokens and fewer, up to streamed_rows, have norms, residual sums and SiLU-mul inside their products, if all
             of these are among row_products.
@@ -127,6 +127,15 @@ class KernelOptions:
 
     def row_tuning(self, weight: torch.Tensor) -> RowTuning | None:
         """Of a weight [out_features, in_features] whose rows are streamed; None if they are not."""
+        tuning = self._tuning(weight)
+        return tuning if isinstance(tuning, RowTuning) else None
+
+    def cut_of(self, weight: torch.Tensor) -> RowCut:
+        """Of a weight [out_features, in_features] whose single rows start early."""
+        tuning = self._tuning(weight)
+        return tuning if isinstance(tuning, RowCut) else self.row_cut
+
+    def _tuning(self, weight: torch.Tensor) -> RowTuning | RowCut | None:
         shape = tuple(weight.shape)
         return next((product.tuning for product in self.row_products if (product.out_features, product.in_features) == shape), None)
 
@@ -135,9 +144,9 @@ class KernelOptions:
         """What was measured to be best; GPUs before Hopper and Triton's interpreter know no early start."""
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
             return cls()
-        from specwire.engine.kernels.tuned_products import HOPPER_PRODUCTS
+        from specwire.engine.kernels.tuned_products import HOPPER_PRODUCTS, HOPPER_ROWS
 
-        return cls(starts_early=True, products=HOPPER_PRODUCTS)
+        return cls(starts_early=True, products=HOPPER_PRODUCTS, row_products=HOPPER_ROWS)
 
     def is_early(self, num_tokens: int) -> bool:
         """Whether kernels of a pass of so many tokens do. Behind cuBLAS's products, which do not announce, it gains or costs about 1%

@@ -1,6 +1,7 @@
-"""Products of few rows that a kernel of our own takes faster than cuBLAS, as `python -m benchmarks.gpu.variants --only products` found on an H200."""
+"""Products of few rows that a kernel of our own takes faster than cuBLAS, and cuts of single rows that are faster than those for most weights, as
+`python -m benchmarks.gpu.variants --only products` and `--only rows draft` found on an H200."""
 
-from specwire.engine.kernels.options import Product, ProductTuning
+from specwire.engine.kernels.options import Product, ProductTuning, RowCut, RowProduct, RowTuning
 
 _SPLIT = ProductTuning(features=64, depth=128, splits=4, num_stages=4)
 _WHOLE = ProductTuning(features=64, depth=128, splits=1, num_stages=4)
@@ -27,3 +28,13 @@ _LLAMA_1B = (
 
 HOPPER_PRODUCTS = _LLAMA_8B + _LLAMA_1B
 """By shape. Other weights are cuBLAS's until they have been measured; from 64 rows on cuBLAS was faster for all of llama-8b's."""
+
+_WIDE = RowCut(2, 2048)
+HOPPER_ROWS = (
+    RowProduct(3072, 2048, _WIDE),  # llama-1b's passes of a single row take 0.91 of the time with these four
+    RowProduct(2048, 2048, _WIDE),
+    RowProduct(16384, 2048, _WIDE),
+    RowProduct(2048, 8192, _WIDE),
+    RowProduct(128256, 2048, RowTuning(numbers=16384, num_warps=8, num_programs=1056)),  # 0.97 of cuBLAS's time
+)
+"""By shape, for a single row."""

@@ -8,7 +8,7 @@ import torch
 from specwire.engine.graphs.backends import TorchBackend, TritonBackend
 from specwire.engine.graphs.layers import run_layers
 from specwire.engine.kernels.linear import LogitsHead
-from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning, RowProduct, RowTuning
+from specwire.engine.kernels.options import KernelOptions, Product, ProductTuning, RowCut, RowProduct, RowTuning
 from specwire.engine.kernels.row_stream import row_stream
 from specwire.engine.kv_cache import KVCache
 from tests.engine.kernels.conftest import early_start  # noqa: F401 (a fixture)
@@ -94,3 +94,10 @@ def test_the_head_is_streamed(monkeypatch):
             TritonBackend(model.config, DEVICE, each).head(head, hidden[:num_rows], logits)
             torch.testing.assert_close(logits, hidden[:num_rows] @ weight.t(), atol=1e-5, rtol=1e-5)
     assert len(streamed) == 2
+
+
+def test_a_cut_is_the_weight_s_own_or_that_of_all():
+    own, common = RowCut(2, 2048), RowCut(8, 64)
+    options = KernelOptions(row_cut=common, row_products=(RowProduct(6, 4, own), RowProduct(4, 6)))
+    assert [options.cut_of(torch.empty(*shape)) for shape in ((6, 4), (4, 6), (4, 4))] == [own, common, common]
+    assert [options.row_tuning(torch.empty(*shape)) for shape in ((6, 4), (4, 6), (4, 4))] == [None, RowTuning(), None]
