@@ -307,6 +307,7 @@ class Engine:
     def _request_ended(self, request: Request, on_end: Callable[[int], None] | None = None) -> None:
         if request.deadline is not None:
             request.deadline.cancel()
+            request.deadline = None
         self._requests.discard(request)
         self._admission.telemetry.request_ended(request)
         if on_end is not None:

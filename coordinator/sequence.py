@@ -62,9 +62,14 @@ class Request:
         return [sequence for sequence in self.sequences if not sequence.is_finished]
 
     def choice_ended(self) -> None:
+        """With the last one the request has ended: it lets go of its sequences, and they of their slots, which hold them in turn. So all of it is
+        freed once its last row in flight is answered, without the garbage collector, which hardly ever comes."""
         self.num_unfinished -= 1
         if not self.num_unfinished:
             self.on_end(self)
+            for sequence in self.sequences:
+                sequence.slot = None
+            self.sequences.clear()
 
 
 class Sequence:

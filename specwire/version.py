@@ -1,8 +1,10 @@
 """Which build this is."""
 
+import functools
 import importlib.metadata
 
 
+@functools.cache
 def build_version() -> str:
     """Version of the installed distribution, "unknown" in a checkout that is not installed."""
     try:
