@@ -1,6 +1,5 @@
 """A draft model that was trained to predict all drafts in one pass, over mask tokens behind the text (PARD, https://arxiv.org/abs/2504.18583)."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
 from specwire.errors import InvalidArgumentError
+from specwire.json_files import read_json_object
 
 from .drawn import Drawn
 from .forward import EagerForward
@@ -24,7 +24,7 @@ def read_mask_token_id(folder: Path, vocab_size: int) -> int:
     Raises:
         InvalidArgumentError: there is none, or it is outside of the vocabulary.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json_object(folder / "config.json")
     name = next((name for name in _MASK_KEYS if config.get(name) is not None), None)
     if name is None:
         raise InvalidArgumentError(

@@ -13,6 +13,7 @@ import tokenizers
 import torch
 
 from specwire.errors import InvalidArgumentError
+from specwire.json_files import read_json_object
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
 
 def _unknown_id(tokenizer: tokenizers.Tokenizer, folder: Path) -> int | None:
     path = folder / "tokenizer_config.json"
-    named = json.loads(path.read_text(encoding="utf-8")).get("unk_token") if path.is_file() else None
+    named = read_json_object(path).get("unk_token") if path.is_file() else None
     text = named.get("content") if isinstance(named, dict) else named
     if text is None:
         text = json.loads(tokenizer.to_str())["model"].get("unk_token")

@@ -10,6 +10,7 @@ import tokenizers
 
 from specwire.chat_template import ChatTemplate
 from specwire.errors import FailedPreconditionError, InvalidArgumentError
+from specwire.json_files import read_json_object, token_ids
 from specwire.messages import TokenizerSpec
 
 REPLACEMENT = "\ufffd"
@@ -56,25 +57,24 @@ class Tokenizer:
         try:
             parsed = json.loads(content)
             ids = _token_ids(parsed)
+            eos_text, bos_text = (_token_text(settings.get(key)) for key in ("eos_token", "bos_token"))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgumentError(f"{path} can't be read as a tokenizer: {type(error).__name__}: {error}") from error
         # The tokenizer's own EOS token comes first: templates call it eos_token.
-        eos = [ids.get(_token_text(settings.get("eos_token")))]
-        for value in (generation.get("eos_token_id"), model.get("eos_token_id")):
-            eos.extend(value if isinstance(value, list) else [value])
-        bos = ids.get(_token_text(settings.get("bos_token")), model.get("bos_token_id"))
-        template_path = folder / "chat_template.jinja"
+        eos = [ids.get(eos_text), *token_ids(generation, "eos_token_id"), *token_ids(model, "eos_token_id")]
+        bos = [ids[bos_text]] if bos_text in ids else token_ids(model, "bos_token_id")
+        template_path, length = folder / "chat_template.jinja", model.get("max_position_embeddings")
         return cls(
             TokenizerSpec(
                 tokenizer_json=content,
                 fingerprint=fingerprint(parsed),
                 eos_token_ids=tuple(dict.fromkeys(token_id for token_id in eos if token_id is not None)),
                 vocab_size=max(ids.values(), default=-1) + 1,
-                chat_template=template_path.read_text(encoding="utf-8") if template_path.is_file() else _template_text(settings.get("chat_template")),
-                bos_token_id=bos[0] if isinstance(bos, list) else bos,
+                chat_template=_read_template(template_path, settings),
+                bos_token_id=next(iter(bos), None),
                 add_bos_token=bool(settings.get("add_bos_token", False)),
                 model_id=model_id,
-                max_model_len=model.get("max_position_embeddings") or 0,
+                max_model_len=length if isinstance(length, int) else 0,
             )
         )
 
@@ -253,15 +253,25 @@ def _token_ids(tokenizer_json: Mapping[str, Any]) -> dict[str, int]:
 
 def _token_text(value: Any) -> str:
     """tokenizer_config.json names a token by its text or by an object that holds it."""
-    return value.get("content", "") if isinstance(value, Mapping) else value or ""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else ""
 
 
-def _template_text(value: Any) -> str | None:
-    """A template, or the one named "default" of several."""
+def _read_template(path: Path, settings: Mapping[str, Any]) -> str | None:
+    """The file's, else that of the settings, of several the one named "default"."""
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgumentError(f"{path} can't be read ({error}); fetch or save it again") from error
+    value = settings.get("chat_template")
     if isinstance(value, list):
-        return next((entry["template"] for entry in value if entry.get("name") == "default"), None)
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    if not isinstance(value, str | None):
+        raise InvalidArgumentError(f"chat_template in {path.parent / 'tokenizer_config.json'} is no text, but {type(value).__name__}; save it again")
     return value
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}

@@ -18,22 +18,42 @@ def cache_dir() -> Path:
 
 def remembered(kind: str, key: str, compute: Callable[[], str]) -> str:
     """The text that `compute` gave for this key once, kept in the cache directory under `kind`. Of processes that compute it at the same
-    time all get the text of the first."""
-    path = cache_dir() / kind / hashlib.sha256(key.encode()).hexdigest()
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    time all get the text of the first. What is not as it was written (a machine that lost power, a full disk) is computed anew."""
+    path = cache_dir() / kind / f"{hashlib.sha256(key.encode()).hexdigest()}.1"
+    known = _read_sealed(path)
+    if known is not None:
+        return known
     result = compute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:
-            file.write(result.encode())
+            file.write(_seal(result))
             file.flush()
-            os.link(file.name, path)
-    except FileExistsError:
-        return path.read_text(encoding="utf-8")
+            try:
+                os.link(file.name, path)
+            except FileExistsError:
+                known = _read_sealed(path)
+                if known is None:
+                    logger.warning("the %s in %s is damaged and replaced", kind, path)
+                    path.unlink()
+                    os.link(file.name, path)
     except OSError as error:
         logger.warning("cannot keep a %s in %s (%s): it is computed again at the next start", kind, path.parent, error)
-    return result
+    return result if known is None else known
+
+
+def _seal(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).hexdigest().encode() + b"\n" + text.encode()
+
+
+def _read_sealed(path: Path) -> str | None:
+    """None unless there is what `_seal` made."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    text = content.partition(b"\n")[2]
+    return text.decode() if hashlib.sha256(text).hexdigest().encode() + b"\n" + text == content else None
 
 
 def file_sha256(path: Path) -> str:

@@ -1,5 +1,7 @@
 """From what a user calls a model to a Hugging Face style folder on this machine."""
 
+import contextlib
+import json
 import logging
 import os
 import re
@@ -19,6 +21,9 @@ from specwire.errors import FailedPreconditionError, InvalidArgumentError, Unava
 logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_SCRATCH = ".converting-"
+_ABANDONED_S = 3600.0
+_SIZES = "sizes.json"
 _HUB_FILES = ["config.json", "generation_config.json", "tokenizer*", "*.jinja"]
 _HUB_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 _HUB_HEAD = ["pytorch_model.bin", "mask_embedding.pt"]
@@ -65,7 +70,7 @@ def converted_gguf(path: Path) -> Path:
         FailedPreconditionError: it can't be written.
     """
     folder = cache_dir() / "gguf" / f"{path.stem}-{file_sha256(path)[:16]}-v{CONVERTER_VERSION}"
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     try:
         _convert_into(path, folder)
@@ -78,19 +83,53 @@ def converted_gguf(path: Path) -> Path:
 
 def _convert_into(path: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
     started = time.monotonic()
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder.parent))
+    new = scratch / "new"
     try:
-        convert_gguf(path, scratch)
+        new.mkdir()
+        convert_gguf(path, new)
+        _seal(new)
+        if folder.is_dir() and not _is_whole(folder):
+            logger.warning("%s is damaged and replaced", folder)
+            os.rename(folder, scratch / "damaged")
         try:
-            os.rename(scratch, folder)
+            os.rename(new, folder)
         except OSError:
             # Another process was first (a rename onto a non-empty folder fails): its result is the same.
-            if not folder.is_dir():
+            if not _is_whole(folder):
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     logger.info("converted %s into %s in %.1f s", path, folder, time.monotonic() - started)
+
+
+def _seal(folder: Path) -> None:
+    """Has all files of a folder written out, and their sizes in one more."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+    (folder / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+    for path in (*paths, folder / _SIZES):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder has all that was written: a machine that lost power may have left a part, one who tidied up, too."""
+    try:
+        sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what conversions that were killed have left."""
+    for path in folder.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _from_hub(name: str, patterns: list[str]) -> Path:

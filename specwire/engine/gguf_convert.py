@@ -15,7 +15,7 @@ from specwire.engine.kernels.packed_linear import Q4Weight
 from specwire.engine.models.stored_q4 import save_q4
 from specwire.errors import InvalidArgumentError, UnsupportedError
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """Raised whenever the folder made from the same file changes."""
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

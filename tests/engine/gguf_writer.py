@@ -45,3 +45,21 @@ def _typed(value: Any) -> bytes:
             kind, items = (8, [_string(item) for item in value]) if isinstance(value[0], str) else (5, [struct.pack("<i", item) for item in value])
             return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(items)
     raise TypeError(value)
+
+
+def write_tiny_gguf(path: Path, bos: int = 0) -> None:
+    """A model without layers."""
+    metadata = {
+        "general.architecture": "llama",
+        "llama.context_length": 64,
+        "llama.embedding_length": 8,
+        "llama.block_count": 0,
+        "llama.feed_forward_length": 8,
+        "llama.attention.head_count": 1,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b"],
+        "tokenizer.ggml.bos_token_id": bos,
+    }
+    write_gguf(path, metadata, {"token_embd.weight": float32_tensor(np.ones((2, 8))), "output_norm.weight": float32_tensor(np.ones(8))})

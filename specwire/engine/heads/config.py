@@ -1,7 +1,6 @@
 """What a draft head's config.json says: the speculators format and the plain folders of EAGLE, EAGLE-3, DFlash, DSpark and MTP."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from specwire.draft_checkpoint import HEAD_METHODS, method_of
 from specwire.engine.heads.source import FINAL_LAYER
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.json_files import read_json_object
 
 _LIBRARY_KEY = "speculators_model_type"
 
@@ -59,13 +59,7 @@ class HeadConfig:
         path = folder / "config.json"
         if not path.is_file():
             raise InvalidArgumentError(f"{folder} has no config.json; give the folder of a draft head")
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidArgumentError(f"{path} is no JSON ({error}); fetch or save the head again") from error
-        if not isinstance(raw, dict):
-            raise InvalidArgumentError(f"{path} holds no JSON object; fetch or save the head again")
-        return cls.from_dict(raw, str(folder), method)
+        return cls.from_dict(read_json_object(path), str(folder), method)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], name: str, method: str = "") -> "HeadConfig":

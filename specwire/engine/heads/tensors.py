@@ -1,7 +1,6 @@
 """The tensors of a head's folder by one naming, whatever format they were saved in."""
 
 import hashlib
-import json
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from specwire.engine.models.hashing import weights_hash
 from specwire.engine.models.layer import LayerWeights
 from specwire.engine.models.weights import make_linear
 from specwire.errors import InvalidArgumentError
+from specwire.json_files import read_shards
 
 TILES = "tiles"
 """Format of linear layers that only `specwire.engine.cpu` has."""
@@ -93,10 +93,8 @@ class HeadTensors:
 
     def _paths(self) -> list[Path]:
         index, single, pickled = self.folder / "model.safetensors.index.json", self.folder / "model.safetensors", self.folder / _PICKLED
-        if index.is_file():
-            paths = [self.folder / file for file in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
-        else:
-            paths = [path for path in (single, pickled) if path.is_file()][:1]
+        alone = [path for path in (single, pickled) if path.is_file()][:1]
+        paths = [self.folder / file for file in read_shards(index)] if index.is_file() else alone
         missing = [path.name for path in paths if not path.is_file()]
         if missing or not paths:
             lacks = ", ".join(missing) or f"model.safetensors or {_PICKLED}"

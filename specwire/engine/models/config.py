@@ -1,12 +1,12 @@
 """What distinguishes the models of the Llama family: one frozen configuration read from a Hugging Face folder."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.json_files import read_json_object, token_ids
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
 """MiMo is Qwen2 with an MTP layer, which is a draft head (`specwire.engine.heads.mtp`)."""
@@ -86,9 +86,9 @@ class ModelConfig:
         path = folder / "config.json"
         if not path.is_file():
             raise InvalidArgumentError(f"{folder} has no config.json; give a Hugging Face model folder, a .gguf file or a hub id")
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json_object(path)
         generation_path = folder / "generation_config.json"
-        generation = json.loads(generation_path.read_text(encoding="utf-8")) if generation_path.is_file() else {}
+        generation = read_json_object(generation_path) if generation_path.is_file() else {}
         return cls.from_dict(raw, generation)
 
     @classmethod
@@ -97,33 +97,47 @@ class ModelConfig:
         model_type = raw.get("model_type")
         if model_type not in SUPPORTED_MODEL_TYPES:
             raise UnsupportedError(f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED_MODEL_TYPES)}")
-        _refuse_unsupported(raw)
         missing = [key for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads") if key not in raw]
         if missing:
             raise InvalidArgumentError(f"config.json lacks {', '.join(missing)}")
         attention_bias = bool(raw.get("attention_bias", False)) and model_type in ("llama", "qwen3")
-        num_heads = raw["num_attention_heads"]
-        max_position_embeddings = raw.get("max_position_embeddings", 2048)
+        num_heads, hidden_size = _count(raw, "num_attention_heads"), _count(raw, "hidden_size")
+        max_position_embeddings = _count(raw, "max_position_embeddings", 2048)
+        try:
+            _refuse_unsupported(raw)
+            rope, rms_norm_eps = _rope_from_dict(raw, max_position_embeddings), float(raw.get("rms_norm_eps", 1e-6))
+        except (TypeError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
+            if isinstance(error, InvalidArgumentError):
+                raise
+            raise InvalidArgumentError(f"config.json can't be understood ({type(error).__name__}: {error}); fetch or save it again") from error
         return cls(
             model_type=model_type,
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
+            vocab_size=_count(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(raw, "intermediate_size"),
+            num_layers=_count(raw, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // num_heads,
+            num_kv_heads=_count(raw, "num_key_value_heads", num_heads),
+            head_dim=_count(raw, "head_dim", max(1, hidden_size // num_heads)),
             max_position_embeddings=max_position_embeddings,
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope=_rope_from_dict(raw, max_position_embeddings),
+            rms_norm_eps=rms_norm_eps,
+            rope=rope,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=attention_bias or model_type in ("qwen2", "mimo"),
             o_bias=attention_bias,
             mlp_bias=bool(raw.get("mlp_bias", False)) and model_type == "llama",
             qk_norm=model_type == "qwen3",
-            bos_token_id=_first_id(raw.get("bos_token_id")),
+            bos_token_id=next(iter(token_ids(raw, "bos_token_id")), None),
             eos_token_ids=_eos_ids(raw, generation or {}),
         )
+
+
+def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A key that is an integer of 1 or more; the default where it is absent, null or 0."""
+    value = raw.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"config.json has {key} {raw.get(key)!r}, but it must be an integer of 1 or more")
+    return value
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
@@ -179,13 +193,6 @@ def _rope_from_dict(raw: Mapping[str, Any], max_position_embeddings: int) -> Rop
     )
 
 
-def _first_id(value: int | list[int] | None) -> int | None:
-    return value[0] if isinstance(value, list) else value
-
-
 def _eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     """EOS ids in order of appearance: those of generation_config.json first, as generation uses them."""
-    ids: list[int] = []
-    for source in (generation.get("eos_token_id"), raw.get("eos_token_id")):
-        ids.extend(source if isinstance(source, list) else [] if source is None else [source])
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(token_ids(generation, "eos_token_id") + token_ids(raw, "eos_token_id")))

@@ -1,6 +1,5 @@
 """Fills a decoder with weights, on its device from the start: from safetensors files of a Hugging Face folder, or made-up ones."""
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from specwire.engine.models.weights import (
     uses_tiles,
 )
 from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.json_files import read_shards
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -214,7 +214,7 @@ class _SafetensorsSource:
     def __init__(self, folder: Path, device: torch.device | str) -> None:
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = read_shards(index)
         elif single.is_file():
             files = [single.name]
         else:

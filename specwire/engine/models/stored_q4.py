@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specwire.engine.kernels.packed_linear import Q4Weight
+from specwire.errors import InvalidArgumentError
 
 _FILE = Path("q4", "model.safetensors")
 _LINEARS = (
@@ -30,7 +31,10 @@ class StoredQ4:
 
     def __init__(self, folder: Path) -> None:
         path = folder / _FILE
-        self._file = safe_open(path, framework="pt") if path.is_file() else None
+        try:
+            self._file = safe_open(path, framework="pt") if path.is_file() else None
+        except (SafetensorError, OSError) as error:
+            raise InvalidArgumentError(f"{path} can't be read ({error}); remove {folder}, or save it again") from error
         self._names = set(self._file.keys()) if self._file is not None else set()
 
     def has_layers(self, num_layers: int) -> bool:
