@@ -1,10 +1,11 @@
 """Whether drafts are as good among many sequences as for one alone: accepted drafts at 16 requests at once and at one.
 
-python -m benchmarks.concurrency --prompts PROMPTS.jsonl.gz [--methods eagle3 ...] [--num-prompts 90] [--num-drafts 5]
+python -m benchmarks.concurrency --prompts PROMPTS.jsonl.gz [--methods eagle3 ...] [--least-drafts 5200] [--num-drafts 5]
 
-Real services on a CPU, as `benchmarks.lists_cpu` starts them; the same requests, greedy and at a temperature of 0.7 in turns, with fixed seeds, first
-one by one, then so many at once, through the prefix caches of the first time. What is compared is the mean number of accepted drafts of a step with
-drafts.
+Real services on a CPU, as `benchmarks.lists_cpu` starts them; requests greedy and at a temperature of 0.7 in turns, with fixed seeds, first one by
+one until there were enough drafts, then the same requests so many at once. What is compared is the mean number of accepted drafts of a step with
+drafts. The second time they go through the prefix caches of the first. Only those of `suffix`, which drafts from past answers, come as another
+tenant, as it would else draft from the very same answers. The draft model is the target with noise.
 """
 
 import asyncio
@@ -18,25 +19,35 @@ from benchmarks.lists_cpu import choose, encode, make_parser, serve_in_turn
 from benchmarks.report import Bystanders, print_table, write_report
 from specwire.bench.workload import read_prompt_file
 from specwire.client import AsyncClient
+from specwire.engine.checkpoint import resolve_model
 from specwire.messages import SpecStats
 from specwire.sampling_params import SamplingParams
 from tests.integration.invariance import add_spec
+from tests.integration.noisy_model import noisy_twin
 
-METHODS: dict[str, tuple[str, ...]] = {"ngram": ("ngram",), "suffix": ("suffix",), "eagle3": ("eagle3",), "ngram+eagle3": ("ngram", "eagle3")}
+METHODS: dict[str, tuple[str, ...]] = {
+    "eagle3": ("eagle3",),
+    "ngram+eagle3": ("ngram", "eagle3"),
+    "suffix": ("suffix",),
+    "ngram": ("ngram",),
+    "draft_model": ("draft_model",),
+}
 _TEMPERATURES = (0.0, 0.7)
 _MOST_ERRORS = 2.0
 _LEAST_DRAFTS = 5_000
+_OTHER_TENANT = b"another"
 
 
 def main() -> None:
     parser = make_parser()
     parser.description = __doc__
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.set_defaults(concurrency=16, num_prompts=90)
+    parser.add_argument("--least-drafts", type=int, default=5_200, help="of the requests one by one")
+    parser.set_defaults(concurrency=16, num_prompts=1_000)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
-    results = asyncio.run(run(args))
+    results = asyncio.run(run(args, bystanders))
     print_table(
         ["drafter", "drafts, one", f"drafts, {args.concurrency}", "accepted, one", f"accepted, {args.concurrency}", "standard errors apart"],
         [
@@ -47,38 +58,48 @@ def main() -> None:
             for row in results
         ],
     )  # fmt: skip
-    figures = {
-        "unit": "accepted drafts of a step with drafts, at one request at a time and at so many at once",
-        "model": args.model, "precision": args.precision, "head": Path(args.head).name, "num_drafts": args.num_drafts, "tokens": args.tokens,
-        "concurrency": [1, args.concurrency], "num_prompts": args.num_prompts, "temperatures": list(_TEMPERATURES), "results": results,
-    }  # fmt: skip
-    print(write_report("concurrency", figures, args.output, bystanders))
 
 
-async def run(args: Any) -> list[dict[str, Any]]:
-    """A row for each drafter."""
+async def run(args: Any, bystanders: Bystanders) -> list[dict[str, Any]]:
+    """A row for each drafter; the report is written anew after each."""
     prompts = [prompt for _, prompt in encode(args.model, choose(read_prompt_file(args.prompts), args.num_prompts))]
+    models = {"eagle3": args.head}
+    if "draft_model" in args.methods:
+        models["draft_model"] = str(noisy_twin(resolve_model(args.model)))
     results = []
-    async for name, client in serve_in_turn(args, {name: METHODS[name] for name in args.methods}):
-        alone, together = [await ask(client, prompts, args.tokens, concurrency) for concurrency in (1, args.concurrency)]
-        results.append({"drafter": name} | compare(alone, together))
+    async for name, client, address in serve_in_turn(args, {name: METHODS[name] for name in args.methods}, models):
+        num_prompts, alone = await ask(client, prompts, args.tokens, 1, args.least_drafts)
+        async with AsyncClient(address, tenant_cache_key=_OTHER_TENANT if "suffix" in METHODS[name] else b"") as other:
+            _, together = await ask(other, prompts[:num_prompts], args.tokens, args.concurrency)
+        results.append({"drafter": name, "num_requests": num_prompts} | compare(alone, together))
         print(results[-1], flush=True)
+        figures = {
+            "unit": "accepted drafts of a step with drafts, at one request at a time and at so many at once",
+            "model": args.model, "precision": args.precision, "head": Path(args.head).name, "num_drafts": args.num_drafts, "tokens": args.tokens,
+            "concurrency": [1, args.concurrency], "temperatures": list(_TEMPERATURES), "results": results,
+        }  # fmt: skip
+        print(write_report("concurrency", figures, args.output, bystanders), flush=True)
     return results
 
 
-async def ask(client: AsyncClient, prompts: Sequence[list[int]], max_tokens: int, concurrency: int) -> SpecStats:
-    """All prompts, closed loop; their statistics, summed."""
-    waiting, spec = iter(enumerate(prompts)), SpecStats()
+async def ask(
+    client: AsyncClient, prompts: Sequence[list[int]], max_tokens: int, concurrency: int, least_drafts: float = math.inf
+) -> tuple[int, SpecStats]:
+    """Prompts, closed loop, all or until there were so many drafts: how many requests that was, and their statistics, summed."""
+    waiting, spec, num_requests = iter(enumerate(prompts)), SpecStats(), 0
 
     async def serve_some() -> None:
-        nonlocal spec
-        for index, prompt in waiting:
+        nonlocal spec, num_requests
+        while spec.num_drafts < least_drafts:
+            index, prompt = next(waiting, (0, None))
+            if prompt is None:
+                return
             params = SamplingParams(temperature=_TEMPERATURES[index % len(_TEMPERATURES)], seed=index, max_tokens=max_tokens)
             result = await client.generate(prompt, params)
-            spec = add_spec(spec, result.spec)
+            spec, num_requests = add_spec(spec, result.spec), num_requests + 1
 
     await asyncio.gather(*[serve_some() for _ in range(concurrency)])
-    return spec
+    return num_requests, spec
 
 
 def compare(alone: SpecStats, together: SpecStats) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def choose(lines: Sequence[PromptLine], count: int) -> list[PromptLine]:
 async def run(args: argparse.Namespace, lines: Sequence[PromptLine]) -> dict[str, list[Asked]]:
     """The answers of each drafter."""
     prompts = encode(args.model, lines)
-    return {name: await _ask(Services(name, client), prompts, args) async for name, client in serve_in_turn(args, METHODS)}
+    turns = serve_in_turn(args, METHODS, {"eagle3": args.head})
+    return {name: await _ask(Services(name, client), prompts, args) async for name, client, _ in turns}
 
 
 def encode(model: str, lines: Sequence[PromptLine]) -> list[tuple[str, list[int]]]:
@@ -107,11 +108,14 @@ def encode(model: str, lines: Sequence[PromptLine]) -> list[tuple[str, list[int]
     return [(category(line), tokenizer.encode_chat([{"role": "user", "content": line.text}])) for line in lines]
 
 
-async def serve_in_turn(args: argparse.Namespace, methods_by_name: Mapping[str, tuple[str, ...]]) -> AsyncIterator[tuple[str, AsyncClient]]:
-    """Clients of services that differ in their drafter: each may be used until the next one is asked for.
+async def serve_in_turn(
+    args: argparse.Namespace, methods_by_name: Mapping[str, tuple[str, ...]], models: Mapping[str, str]
+) -> AsyncIterator[tuple[str, AsyncClient, str]]:
+    """Clients, and their addresses, of services that differ in their drafter: each may be used until the next one is asked for.
 
     Args:
         args: of `make_parser`.
+        models: of the methods that have one.
     """
     numbers = {"dtype": args.precision} if args.precision in ("bfloat16", "float32") else {"weights": args.precision}
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as folder:
@@ -124,7 +128,7 @@ async def serve_in_turn(args: argparse.Namespace, methods_by_name: Mapping[str, 
             for name, methods in methods_by_name.items():
                 lookup = {"prompt_lookup_min": args.lookup_min, "prompt_lookup_max": args.lookup_max} if "ngram" in methods else {}
                 speculative = SpeculativeConfig(
-                    method=methods if len(methods) > 1 else methods[0], model=args.head if "eagle3" in methods else None,
+                    method=methods if len(methods) > 1 else methods[0], model=next((models[method] for method in methods if method in models), None),
                     num_speculative_tokens=args.num_drafts, **lookup,
                 )  # fmt: skip
                 drafter = DrafterConfig(
@@ -138,7 +142,7 @@ async def serve_in_turn(args: argparse.Namespace, methods_by_name: Mapping[str, 
                 async with running(drafter, log=log), running(coordinator, log=log), AsyncClient(own) as client:
                     await client.wait_ready()
                     await log.wait_for(f"drafter {drafter.listen[0]} is there", 0)
-                    yield name, client
+                    yield name, client, own
 
 
 async def _ask(services: Services, prompts: Sequence[tuple[str, list[int]]], args: argparse.Namespace) -> list[Asked]:
