@@ -35,8 +35,13 @@ def make_kv_cache(config: VerifierConfig, model: Decoder, features: Sequence[Fea
     num_blocks = config.num_kv_blocks or _kv_bytes(config, model, features, bytes_per_block) // bytes_per_block
     if num_blocks < 1:
         raise InvalidArgumentError(f"kv_cache_memory is {config.kv_cache_memory} bytes, but one KV block takes {bytes_per_block}; raise it")
-    shares = bool(features) and _shares_features(config)
-    pool = make_pool(features, config.max_num_seqs, num_blocks, BLOCK_SIZE) if shares and model.device.type == "cpu" else None
+    shares, pool = bool(features) and _shares_features(config), None
+    try:
+        if shares and model.device.type == "cpu":
+            pool = make_pool(features, config.max_num_seqs, num_blocks, BLOCK_SIZE)
+    except UnavailableError as error:
+        shares = False
+        logger.warning("features go to drafters over gRPC alone: %s", error)
     kv_cache = KVCache(model.config, num_blocks, model.dtype, model.device, features=features, feature_pool=pool)
     if shares and pool is None and kv_cache.features is not None:
         try:

@@ -1,7 +1,9 @@
 """What a verifier makes room for on a GPU, with a device that is made up, and what it says where memory ends."""
 
+import errno
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +94,21 @@ def test_where_features_are_shared(changes: dict, shares: bool) -> None:
     assert (cache.features.pool is not None) == shares
     if cache.features.pool is not None:
         assert len(cache.features.pool.words) == VerifierConfig().max_num_seqs
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "ftruncate", "pwrite"])
+def test_a_system_without_shared_memory_keeps_features_to_this_process(caplog, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, call, refuse)
+    cpu = SimpleNamespace(config=tiny_config(), dtype=torch.float32, device=torch.device("cpu"))
+    num_open = len(os.listdir("/proc/self/fd"))
+    cache = sizing.make_kv_cache(VerifierConfig(num_kv_blocks=3), cpu, [eagle_source(32)])
+    assert cache.features is not None
+    assert cache.features.pool is None
+    assert "features go to drafters over gRPC alone: the system gives no shared memory of" in caplog.text
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 class SharedOnDevice:

@@ -93,13 +93,23 @@ class FeaturePool:
 
     @classmethod
     def create(cls, layout: PoolLayout) -> "FeaturePool":
-        """A new pool, as long as this process lives; it takes memory as it is written."""
+        """A new pool, as long as this process lives; it takes memory as it is written.
+
+        Raises:
+            UnavailableError: the system gives none (a sandbox, a limit).
+        """
         header = _MAGIC + json.dumps([layout.token, layout.num_places, layout.num_blocks, layout.block_size, layout.sets]).encode()
         assert len(header) < _HEADER_BYTES, f"{len(layout.sets)} sets take {len(header)} bytes"
-        descriptor = os.memfd_create("specwire-features", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, layout.num_bytes)
-        os.pwrite(descriptor, header, 0)
-        return cls(descriptor, os.getpid(), layout, is_writable=True)
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("specwire-features", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, layout.num_bytes)
+            os.pwrite(descriptor, header, 0)
+            return cls(descriptor, os.getpid(), layout, is_writable=True)
+        except (OSError, OverflowError) as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise UnavailableError(f"the system gives no shared memory of {layout.num_bytes} bytes ({error})") from error
 
     @classmethod
     def open(cls, name: str) -> "FeaturePool":
