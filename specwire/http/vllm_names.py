@@ -26,23 +26,28 @@ DRAFTS = _metric(Kind.COUNTER, "spec_decode_num_drafts", "verifications with at 
 DRAFT_TOKENS = _metric(Kind.COUNTER, "spec_decode_num_draft_tokens", "verified draft tokens")
 ACCEPTED_TOKENS = _metric(Kind.COUNTER, "spec_decode_num_accepted_tokens", "accepted draft tokens")
 ACCEPTED_AT = _metric(Kind.COUNTER, "spec_decode_num_accepted_tokens_per_pos", "drafts accepted at this position", "position")
-_HISTOGRAMS = {
+_OWN = {
+    own.LOOKED_UP_TOKENS.name: _metric(Kind.COUNTER, "prefix_cache_queries", "prompt tokens of choices through this front end"),
+    own.CACHED_TOKENS.name: _metric(Kind.COUNTER, "prefix_cache_hits", "those that the verifier's prefix cache had"),
     own.TIME_TO_FIRST_TOKEN.name: _metric(Kind.HISTOGRAM, "time_to_first_token_seconds", "of streams through this front end"),
     own.INTER_TOKEN_LATENCY.name: _metric(Kind.HISTOGRAM, "inter_token_latency_seconds", "of streams through this front end"),
+    own.TIME_PER_TOKEN.name: _metric(Kind.HISTOGRAM, "request_time_per_output_token_seconds", "of streams through this front end"),
+    own.DECODE.name: _metric(Kind.HISTOGRAM, "request_decode_time_seconds", "of streams through this front end"),
     own.GENERATION.name: _metric(Kind.HISTOGRAM, "e2e_request_latency_seconds", "of requests through this front end"),
     own.PROMPT_LENGTH.name: _metric(Kind.HISTOGRAM, "request_prompt_tokens", "of requests through this front end"),
     own.CHOICE_LENGTH.name: _metric(Kind.HISTOGRAM, "request_generation_tokens", "of choices through this front end"),
 }
+"""What the front end measures itself, by its own name."""
 VLLM_METRICS = (
     RUNNING, WAITING, KV_USAGE, PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESS, DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT,
-    *_HISTOGRAMS.values(),
+    *_OWN.values(),
 )  # fmt: skip
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
 """vLLM's for ours."""
 
 
 def vllm_samples(status: CoordinatorStatus, samples: Sequence[Sample], model_name: str) -> Iterator[Sample]:
-    """The coordinator's numbers, and the latencies that the front end has measured.
+    """The coordinator's numbers, and what the front end has measured.
 
     Args:
         samples: the front end's own.
@@ -68,5 +73,5 @@ def vllm_samples(status: CoordinatorStatus, samples: Sequence[Sample], model_nam
     for position, number in enumerate(status.accepted_per_position):
         yield Sample(ACCEPTED_AT, (*labels, str(position)), number)
     for sample in samples:
-        if sample.metric.name in _HISTOGRAMS:
-            yield Sample(_HISTOGRAMS[sample.metric.name], labels, sample.value)
+        if sample.metric.name in _OWN:
+            yield Sample(_OWN[sample.metric.name], labels, sample.value)

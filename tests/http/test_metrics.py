@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from specwire.config import HttpConfig
 from specwire.http.board import Board
 from specwire.http.metrics import GENERATED_TOKENS, LAYOUT, METRICS, REQUESTS, RUNNING, TIME_TO_FIRST_TOKEN
@@ -38,8 +40,24 @@ async def test_what_a_generation_counts(served: Served) -> None:
     assert value(now, "specwire_http_generation_seconds_count") == 4, "the refused one, too"
     assert value(now, "specwire_http_request_prompt_tokens_sum") == value(now, "specwire_http_prompt_tokens_total")
     assert value(now, "specwire_http_choice_tokens_sum") == 70
+    assert value(now, "specwire_http_looked_up_tokens_total") == 2 * 2 + 2 * 1 + 2 * 2 + len("<user>a<assistant>"), "each choice for itself"
+    assert value(now, "specwire_http_decode_seconds_count") == value(now, "specwire_http_time_per_output_token_seconds_count") == 2
+    decoded, a_token = (value(now, f"specwire_http_{name}_seconds_sum") for name in ("decode", "time_per_output_token"))
+    assert a_token == pytest.approx(decoded / 9, abs=1e-8)
     assert value(now, "specwire_http_running_requests") == 0
     assert not [name for name, _ in now if name.startswith("vllm:")]
+
+
+async def test_prefix_cache_hits(socket_dir: Path) -> None:
+    prompt = "a" * 40  # two whole blocks of the scripted target, and some
+    async with http_served(socket_dir, http={"vllm_metrics": True}, verifier={"block_size": 16, "prefix_caching": True}) as served:
+        answers = [(await served.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})).json for _ in range(2)]
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        now = await scrape(served)
+    assert cached[0] == 0 < cached[1]
+    for names in (("specwire_http_looked_up_tokens_total", "specwire_http_cached_tokens_total"),
+                  ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")):  # fmt: skip
+        assert [sum(by_name(now, name).values()) for name in names] == [80, cached[1]]
 
 
 async def test_vllm_names(socket_dir: Path) -> None:
@@ -54,6 +72,8 @@ async def test_vllm_names(socket_dir: Path) -> None:
         assert value(now, "vllm:num_requests_running", **labels) == value(now, "vllm:num_requests_waiting", **labels) == 0
         assert value(now, "vllm:kv_cache_usage_perc", **labels) == 0
         assert value(now, "vllm:time_to_first_token_seconds_count", **labels) == 1
+        assert value(now, "vllm:request_decode_time_seconds_count", **labels) == 1
+        assert value(now, "vllm:request_time_per_output_token_seconds_count", **labels) == 1
         assert value(now, "vllm:e2e_request_latency_seconds_count", **labels) == 1
         status = await served.upstream.own.get_status()
         for name, expected in (
