@@ -88,7 +88,7 @@ class _StopStrings:
     """Looks for stop strings in the decoded text and holds back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str], decoder: IncrementalDecoder, *, include_match: bool) -> None:
-        self._stops = tuple(stops)
+        self._searches = [_Search(stop) for stop in stops]
         self._decoder = decoder
         self._include_match = include_match
         self._held = ""  # the longest end of the text that begins a stop string, so every match that goes on from it lies inside
@@ -98,14 +98,13 @@ class _StopStrings:
         piece = self._decoder.push(token_id)
         if not piece:
             return "", None
-        num_old = len(self._held)
         text = self._held + piece
-        match = self._first_match(text, num_old) if may_match else None
-        if match is not None:
-            start, end = match
+        match = self._first_match(piece)
+        if match is not None and may_match:
+            end, length = len(self._held) + match[0], match[1]
             self._held = ""
-            return text[: end if self._include_match else start], text[start:end]
-        num_held = self._num_held(text)
+            return text[: end if self._include_match else end - length], text[end - length : end]
+        num_held = max(search.num_matched for search in self._searches)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], None
 
@@ -113,21 +112,49 @@ class _StopStrings:
         """What is held back, when something other than a stop string ended the sequence."""
         return self._held + self._decoder.flush()
 
-    def _first_match(self, text: str, num_old: int) -> tuple[int, int] | None:
-        """(start, end) of the match beyond the first num_old characters that ends first; the longest of those."""
-        best: tuple[int, int] | None = None
-        for stop in self._stops:
-            start = text.find(stop, max(0, num_old - len(stop) + 1))
-            if start >= 0 and (best is None or (start + len(stop), start) < (best[1], best[0])):
-                best = start, start + len(stop)
-        return best
+    def _first_match(self, piece: str) -> tuple[int, int] | None:
+        """(end in the piece, length) of the match that ends first; the longest of those. All searches go to the piece's end."""
+        matches = [(end, -len(search.stop)) for search in self._searches if (end := search.push(piece))]
+        if not matches:
+            return None
+        end, length = min(matches)
+        return end, -length
 
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that is the beginning of a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+
+class _Search:
+    """Looks for one string in a text that comes in pieces, in a time that goes by the text's length alone, whatever the string (Knuth, Morris and
+    Pratt 1977): one that nearly repeats itself would otherwise cost its length at each character, and all clients wait meanwhile.
+
+    Attributes:
+        num_matched: length of the longest end of the text that begins the string and is not all of it.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        self._borders = [0]
+        """By length of a beginning, less 1: its longest shorter beginning that is also its end. Filled as far as texts have matched."""
+
+    def push(self, piece: str) -> int:
+        """Characters of the piece up to the end of the first match in it; 0 = none."""
+        stop, num_matched, end = self.stop, self.num_matched, 0
+        if not num_matched and stop[0] not in piece:
+            return 0
+        for position, character in enumerate(piece, start=1):
+            while num_matched and stop[num_matched] != character:
+                num_matched = self._border(num_matched)
+            num_matched += stop[num_matched] == character
+            if num_matched == len(stop):
+                end = end or position
+                num_matched = self._border(num_matched)
+        self.num_matched = num_matched
+        return end
+
+    def _border(self, length: int) -> int:
+        stop, borders = self.stop, self._borders
+        while len(borders) < length:
+            character, border = stop[len(borders)], borders[-1]
+            while border and stop[border] != character:
+                border = borders[border - 1]
+            borders.append(border + (stop[border] == character))
+        return borders[length - 1]

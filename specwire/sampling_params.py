@@ -13,6 +13,8 @@ GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy (temperature 0)."""
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 4096
+"""In all."""
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 2048
 MAX_BAD_WORD_IDS = 16_384
@@ -243,6 +245,9 @@ def _check_stop(stop: object) -> None:
         raise InvalidArgumentError(f"stop is {reprlib.repr(stop)}, but must be a list of strings that are not empty; send one such as ['END']")
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidArgumentError(f"stop has {len(stop)} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer")
+    num_characters = sum(map(len, stop))
+    if num_characters > MAX_STOP_CHARACTERS:
+        raise InvalidArgumentError(f"stop has {num_characters} characters in all, but may have {MAX_STOP_CHARACTERS}; send fewer or shorter strings")
     for text in stop:
         try:
             text.encode("utf-8")

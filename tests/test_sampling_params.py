@@ -41,6 +41,7 @@ BAD_VALUES: list[tuple[dict[str, object], str]] = [
     ({"stop": ("",)}, "stop is ('',), but must be a list of strings that are not empty"),
     ({"stop": (3,)}, "stop is (3,), but must be a list of strings that are not empty"),
     ({"stop": ("a\ud800",)}, "which is not valid UTF-8 at character 1; send valid text"),
+    ({"stop": ("x" * 4000, "y" * 97)}, "stop has 4097 characters in all, but may have 4096; send fewer or shorter strings"),
     ({"stop": ("x",) * (MAX_STOP_STRINGS + 1)}, f"stop has {MAX_STOP_STRINGS + 1} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer"),
     ({"include_stop_str_in_output": 1}, "include_stop_str_in_output is 1, but must be true or false"),
     ({"ignore_eos": "yes"}, "ignore_eos is 'yes', but must be true or false"),

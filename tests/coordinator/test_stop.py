@@ -113,6 +113,22 @@ def test_any_grouping_equals_one_token_a_step(case: tuple[SamplingParams, list[i
         assert single == expected
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_long_stop_strings_that_nearly_repeat_themselves(include: bool) -> None:
+    """What they hold back grows with the text, and still the strings are found where they end first."""
+    stops = ("b" + "a" * 1000, "a" * 1000 + "b" + "a" * 20, "ab" * 400 + "c")
+    text = "a" * 1500 + "b" + "a" * 10 + "ab" * 450 + "c"
+    rules = StopRules(SamplingParams(max_tokens=None, stop=stops, include_stop_str_in_output=include), (EOS,), 3, 5000, TOKENIZER)
+    shown = ""
+    for token_id in ids_of(text):
+        outcome = rules.push([token_id])
+        shown += outcome.text or ""
+        if outcome.finish_reason is not None:
+            break
+    assert outcome.stop_cause == stops[2]
+    assert shown == text[: len(text) if include else -len(stops[2])]
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(IDS), min_size=1, max_size=30), stop_strings(4).filter(bool))
 @example([*ids_of("ab"), 0xE2, 0x82], ["c"])
