@@ -44,7 +44,7 @@ class VerifierConfig:
     dtype: str = option("auto", "auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
     weights: str = option("auto", _WEIGHTS, pattern=_FORMATS)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
-    num_threads: int = option(0, "CPU threads of the model; 0 = all cores", low=0)
+    num_threads: int = option(0, "CPU threads of the model; 0 = all cores", low=0, high=1024)
     max_model_len: int = option(0, "longest sequence in tokens; 0 = the model's context", low=0)
     max_num_seqs: int = option(16, "most sequences open at once", low=1)
     max_num_batched_tokens: int = option(512, "most tokens in one round", low=1)
@@ -91,7 +91,7 @@ class DrafterConfig:
     dtype: str = option("auto", "draft model: auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)
     weights: str = option("auto", _WEIGHTS, pattern=_FORMATS)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
-    num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0)
+    num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0, high=1024)
     max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
     prefill_chunk: int = option(
         256,

@@ -107,6 +107,7 @@ def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> No
         (CoordinatorConfig, {"coordinator_id": "\udcff"}, "--coordinator-id is '\\udcff', which is no UTF-8"),
         (CoordinatorConfig, {"verifiers": ("\udcff:1",)}, "--verifiers has '\\udcff:1', which is no UTF-8"),
         (VerifierConfig, {"num_threads": -1}, "--num-threads is -1"),
+        (DrafterConfig, {"num_threads": 100_000}, "--num-threads is 100000"),
         (VerifierConfig, {"dtype": "float16"}, "--dtype is 'float16', but must be one of auto, float32, bfloat16"),
         (VerifierConfig, {"device": "tpu"}, "--device is 'tpu', but must be: cpu or cuda"),
         (VerifierConfig, {"load_format": "pickle"}, "--load-format is 'pickle', but must be one of auto, dummy"),

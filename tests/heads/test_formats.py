@@ -37,6 +37,11 @@ def test_the_verifier_is_told_what_the_head_reads(target: Target, checkpoints: d
     assert source.hash == load_head(checkpoint.folder, name.partition("_")[0], target=target.folder).source.hash
 
 
+def test_a_whole_model_reads_no_features(target: Target) -> None:
+    with pytest.raises(InvalidArgumentError, match="holds a whole model, not a draft head"):
+        feature_source(target.folder, ModelConfig.from_folder(target.folder))
+
+
 def test_features_are_told_apart(target: Target, checkpoints: dict[str, Checkpoint]) -> None:
     config = ModelConfig.from_folder(target.folder)
     hashes = {name: feature_source(checkpoint.folder, config).hash for name, checkpoint in checkpoints.items()}

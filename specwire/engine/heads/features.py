@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.engine.heads.config import HeadConfig
 from specwire.engine.heads.eagle3 import fusion
 from specwire.engine.heads.kinds import open_head
@@ -24,6 +25,8 @@ def feature_source(folder: Path, target: ModelConfig | None = None) -> FeatureSo
         SpecwireError: no head, one of a kind that is not built, or one made for another target.
     """
     config, tensors = open_head(folder)
+    if config.method not in HEAD_METHODS:
+        raise InvalidArgumentError(f"{folder} holds a whole model, not a draft head, and only heads read features; name a head's folder")
     if target is not None:
         config.check_target(target)
     return source_of(config, tensors, target)
