@@ -1,6 +1,6 @@
 """Whether drafts are as good among many sequences as for one alone: accepted drafts at 16 requests at once and at one.
 
-python -m benchmarks.concurrency --prompts PROMPTS.jsonl.gz [--methods eagle3 ...] [--least-drafts 5200] [--num-drafts 5]
+python -m benchmarks.concurrency --prompts PROMPTS.jsonl.gz [--methods eagle3 ...] [--least-drafts 5100] [--num-drafts 5]
 
 Real services on a CPU, as `benchmarks.lists_cpu` starts them; requests greedy and at a temperature of 0.7 in turns, with fixed seeds, first one by
 one until there were enough drafts, then the same requests so many at once. What is compared is the mean number of accepted drafts of a step with
@@ -42,7 +42,7 @@ def main() -> None:
     parser = make_parser()
     parser.description = __doc__
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--least-drafts", type=int, default=5_200, help="of the requests one by one")
+    parser.add_argument("--least-drafts", type=int, default=5_100, help="of the requests one by one")
     parser.set_defaults(concurrency=16, num_prompts=1_000)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -61,14 +61,16 @@ def main() -> None:
 
 
 async def run(args: Any, bystanders: Bystanders) -> list[dict[str, Any]]:
-    """A row for each drafter; the report is written anew after each."""
+    """A row for each drafter; the report, which is named after the methods unless they are all, is written anew after each."""
     prompts = [prompt for _, prompt in encode(args.model, choose(read_prompt_file(args.prompts), args.num_prompts))]
     models = {"eagle3": args.head}
     if "draft_model" in args.methods:
         models["draft_model"] = str(noisy_twin(resolve_model(args.model)))
+    report = "concurrency" if args.methods == list(METHODS) else f"concurrency_{'_'.join(args.methods)}"
     results = []
     async for name, client, address in serve_in_turn(args, {name: METHODS[name] for name in args.methods}, models):
         num_prompts, alone = await ask(client, prompts, args.tokens, 1, args.least_drafts)
+        print(f"{name}: {num_prompts} requests one by one, {moments(alone)[0]:.4f} of {alone.num_drafts} drafts", flush=True)
         async with AsyncClient(address, tenant_cache_key=_OTHER_TENANT if "suffix" in METHODS[name] else b"") as other:
             _, together = await ask(other, prompts[:num_prompts], args.tokens, args.concurrency)
         results.append({"drafter": name, "num_requests": num_prompts} | compare(alone, together))
@@ -78,7 +80,7 @@ async def run(args: Any, bystanders: Bystanders) -> list[dict[str, Any]]:
             "model": args.model, "precision": args.precision, "head": Path(args.head).name, "num_drafts": args.num_drafts, "tokens": args.tokens,
             "concurrency": [1, args.concurrency], "temperatures": list(_TEMPERATURES), "results": results,
         }  # fmt: skip
-        print(write_report("concurrency", figures, args.output, bystanders), flush=True)
+        print(write_report(report, figures, args.output, bystanders), flush=True)
     return results
 
 

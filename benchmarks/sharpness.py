@@ -26,6 +26,7 @@ from specwire.engine.checkpoint import resolve_model
 from specwire.engine.default_model import DEFAULT_MODEL
 from specwire.engine.runner import set_num_threads
 from specwire.tokenizer import Tokenizer
+from specwire.train.batches import BatchSource
 from specwire.train.deadline import Deadline
 from specwire.train.stored import Stored, load_stored
 from specwire.train.target import Target
@@ -81,11 +82,15 @@ def measure(target: Target, stored: Stored, prompts: Path, factors: Sequence[flo
     started = time.monotonic()
     answers = sampled(read_answers(target, prompts, args))
     logger.info("%d answers of %s after %.0f s", len(answers.prompt_lens), prompts.name, time.monotonic() - started)
+    source = BatchSource(target, answers.sequences, stored.feature_layers)
+    if source.fits:
+        source.keep(lambda done, total: None)
+        logger.info("features after %.0f s", time.monotonic() - started)
     accepted = {}
     for factor in factors:
         # s * z + T * g is greatest where z + T / s * g is.
         sharpened = replace(answers, temperatures=answers.temperatures / np.float32(factor))
-        accepted[factor] = accepted_drafts(answers, head_drafts(stored, target, sharpened, Deadline(0), lambda share: None).tokens)
+        accepted[factor] = accepted_drafts(answers, head_drafts(stored, target, sharpened, Deadline(0), lambda share: None, source).tokens)
         logger.info("factor %g after %.0f s", factor, time.monotonic() - started)
     return [{"factor": factor} | describe(answers, accepted[factor], accepted[1.0]) for factor in factors]
 

@@ -46,14 +46,19 @@ class Drafts:
     scores: np.ndarray
 
 
-def head_drafts(stored: Stored, target: Target, answers: Answers, deadline: Deadline, on_share: Callable[[float], None]) -> Drafts:
+def head_drafts(
+    stored: Stored, target: Target, answers: Answers, deadline: Deadline, on_share: Callable[[float], None], source: BatchSource | None = None
+) -> Drafts:
     """Drafts of a head behind all tokens of all answers.
+
+    Args:
+        source: of the answers, where their features are wanted more than once.
 
     Raises:
         TimeUp: the deadline came first.
     """
     sequences = answers.sequences
-    source = BatchSource(target, sequences, stored.feature_layers)
+    source = source or BatchSource(target, sequences, stored.feature_layers)
     offsets = row_offsets(answers)
     tokens = np.full((offsets[-1], stored.num_drafts), -1, dtype=np.int32)
     log_odds = np.zeros(tokens.shape, dtype=np.float32)

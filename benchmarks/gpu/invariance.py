@@ -19,14 +19,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.head_files import save_eagle3_head
 from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.slices import Slice, Slices, make_parser
 from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.hashing import weights_hash
 from tests.engine.tiny_models import save_tiny_model
 from tests.integration.invariance import Difference, Outcome, check, compare, run
-from tests.integration.matrix import MAX_MODEL_LEN, SAMPLINGS, Case, Configuration, fleet_configs, full_matrix, load_cases
+from tests.integration.matrix import HEAD, K_MAX, MAX_MODEL_LEN, SAMPLINGS, Case, Configuration, fleet_configs, full_matrix, load_cases
 from tests.integration.noisy_model import NOISE_SCALE, save_noisy
 from tests.integration.reference import Expected, OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet
@@ -157,8 +159,12 @@ def unfulfilled(outcome: Outcome) -> list[str]:
 
 
 @contextlib.contextmanager
-def make_suite(model: str, device: str, num_prompts: int, max_tokens: int, *, is_tiny: bool) -> Iterator[Suite]:
-    """Reference and services; the latter start when they are first needed."""
+def make_suite(model: str, head: Path, device: str, num_prompts: int, max_tokens: int, *, is_tiny: bool) -> Iterator[Suite]:
+    """Reference and services; the latter start when they are first needed.
+
+    Args:
+        head: of the model; a tiny one has its own, of random weights.
+    """
     with tempfile.TemporaryDirectory(prefix="sw-") as name:
         folder = Path(name)
         models = folder / "models"
@@ -166,12 +172,15 @@ def make_suite(model: str, device: str, num_prompts: int, max_tokens: int, *, is
             save_tiny_model(models / "tiny")
         source = models / "tiny" if is_tiny else resolve_model(model)
         save_noisy(source, models / "noisy", NOISE_SCALE)
+        if is_tiny:
+            shape = ModelConfig.from_folder(source)
+            head = save_eagle3_head(shape, shape.vocab_size, models / "head", K_MAX)
         dtype = "float32" if device == "cpu" else "bfloat16"
         loop = OneTokenLoop(source, MAX_MODEL_LEN, NUM_THREADS, dtype=getattr(torch, dtype), device=device)
         cases = _tiny_cases(num_prompts, max_tokens) if is_tiny else load_cases(loop.tokenizer, num_prompts, max_tokens=max_tokens)
         expected = {index: loop.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
         print(f"reference: {sum(len(one.token_ids) for one in expected.values())} tokens of {len(cases)} requests", flush=True)
-        fleet = Fleet(folder, fleet_configs(str(source), models / "noisy", device=device, dtype=dtype))
+        fleet = Fleet(folder, fleet_configs(str(source), models / "noisy", head, device=device, dtype=dtype))
         try:
             yield Suite(source, cases, expected, fleet, folder)
         finally:
@@ -194,6 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the slices asked for."""
     parser = make_parser(__doc__ or "", SLICES)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="folder or GGUF file of the real weights")
+    parser.add_argument("--head", default=str(HEAD), help="folder of an EAGLE-3 head of the model")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--configurations", nargs="+", default=[], help="of the slices; all if none is named")
@@ -202,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not names:
         return
     wrong: list[str] = []
-    with make_suite(options.model, options.device, options.prompts, options.max_tokens, is_tiny=options.tiny) as suite:
+    with make_suite(options.model, Path(options.head), options.device, options.prompts, options.max_tokens, is_tiny=options.tiny) as suite:
         for name in names:
             with slices.open(name) as part:
                 part.note(weights=weights_hash(suite.model)[:16], draft_noise_scale=NOISE_SCALE, explained_margin=MAX_MARGIN)

@@ -63,20 +63,18 @@ class Call:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._end = time.monotonic() + options.seconds
-        is_cpu = options.device == "cpu"
+        answers = Path(options.answers or Path(options.work) / "answers")
         data = DataConfig(
             num_prompts=options.num_prompts,
             max_prompt_tokens=options.max_prompt_tokens,
             max_answer_tokens=options.max_answer_tokens,
-            rows_per_part=32 if is_cpu else DataConfig().rows_per_part,
+            rows_per_part=_rows_per_part(answers, options.device),
         )
         self._work, self._results = Path(options.work), Path(options.results)
         self._bench = self._results / "bench"
         for folder in (self._work, self._bench):
             folder.mkdir(parents=True, exist_ok=True)
-        self._base = TrainOptions(
-            options.model, options.prompts, self._work, load_recipe("eagle3"), data, self._work / "answers", options.device, max_seconds=0
-        )
+        self._base = TrainOptions(options.model, options.prompts, self._work, load_recipe("eagle3"), data, answers, options.device, max_seconds=0)
         self._material: Material | None = None
         self._last_line = 0.0
 
@@ -180,12 +178,21 @@ class Call:
                 logger.info("%s %s: %s", name, length, "; ".join(cells))
 
 
+def _rows_per_part(answers: Path, device: str) -> int:
+    """As the folder has them: what is there is taken whatever the device; a CPU, which takes long for a part, begins with small ones."""
+    about = answers / "answers.json"
+    if about.is_file():
+        return int(json.loads(about.read_text(encoding="utf-8"))["rows_per_part"])
+    return 32 if device == "cpu" else DataConfig().rows_per_part
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL file of training prompts")
     parser.add_argument("--bench", type=Path, help="JSONL file of benchmark prompts, never trained on")
     parser.add_argument("--work", type=Path, required=True, help="folder of answers and checkpoints, some 500 MB; not needed afterwards")
+    parser.add_argument("--answers", type=Path, help="folder of the target's answers, such as an earlier call's; without it, one in --work")
     parser.add_argument("--results", type=Path, required=True, help="folder of heads, curves and evaluations")
     parser.add_argument("--pack", type=Path, help="folder of the packed results")
     parser.add_argument("--seconds", type=float, default=540.0, help="of this call")

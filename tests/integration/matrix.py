@@ -17,6 +17,8 @@ from .noisy_model import noisy_twin
 from .stack import NUM_THREADS
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
+HEAD = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct-eagle3"
+"""Of the default model."""
 MAX_PROMPT_TOKENS = 96
 MAX_MODEL_LEN = 192
 K_MAX = 8
@@ -65,15 +67,16 @@ class Configuration:
 
 
 def fleet_configs(
-    model: str = DEFAULT_MODEL, noisy_model: Path | None = None, *, device: str = "cpu", dtype: str = "float32"
+    model: str = DEFAULT_MODEL, noisy_model: Path | None = None, head: Path = HEAD, *, device: str = "cpu", dtype: str = "float32"
 ) -> dict[str, VerifierConfig | DrafterConfig]:
     """The services of the matrix: verifiers of equal model, dtype and threads; drafters by name.
 
     Args:
         noisy_model: the model with noise; None = made here and kept in the user's cache.
+        head: an EAGLE-3 head of the model, whose features all verifiers keep; that of the default model runs in the numbers that users get.
     """
     verifier = VerifierConfig(
-        model=model, device=device, dtype=dtype, num_threads=NUM_THREADS, max_model_len=MAX_MODEL_LEN, num_kv_blocks=256,
+        model=model, device=device, dtype=dtype, num_threads=NUM_THREADS, max_model_len=MAX_MODEL_LEN, num_kv_blocks=256, features=(str(head),),
         speculative_config=SpeculativeConfig(num_speculative_tokens=K_MAX),
     )  # fmt: skip
     noisy = DrafterConfig(
@@ -84,6 +87,10 @@ def fleet_configs(
     same = dataclasses.replace(
         noisy, speculative_config=SpeculativeConfig.from_dict({"method": "draft_model", "model": model, "num_speculative_tokens": K_MAX})
     )
+    eagle3 = DrafterConfig(
+        device=device, dtype="auto" if model == DEFAULT_MODEL else dtype, num_threads=NUM_THREADS, target_model=model, kv_cache_memory=256 << 20,
+        speculative_config=SpeculativeConfig.from_dict({"method": "eagle3", "model": str(head), "num_speculative_tokens": K_MAX}),
+    )  # fmt: skip
     return {
         "verifier": verifier,
         "second": verifier,
@@ -94,6 +101,10 @@ def fleet_configs(
         "noisy": noisy,
         "same": same,
         "mixed": dataclasses.replace(noisy, speculative_config=dataclasses.replace(noisy.speculative_config, method=("ngram", "draft_model"))),
+        "eagle3": eagle3,
+        "ngram and eagle3": dataclasses.replace(
+            eagle3, speculative_config=dataclasses.replace(eagle3.speculative_config, method=("ngram", "eagle3"))
+        ),
     }
 
 
@@ -114,25 +125,35 @@ def full_matrix() -> list[Configuration]:
         Configuration("draft_model K=3", drafters=("noisy",), speculation=_k(3)),
         Configuration("draft_model K=8", drafters=("noisy",), speculation=_k(8)),
         Configuration("draft_model K=3, one by one", drafters=("noisy",), speculation=_k(3), waves=(1,)),
+        Configuration("eagle3 K=5", drafters=("eagle3",), speculation=_k(5)),
+        Configuration("eagle3 K=5, one by one", drafters=("eagle3",), speculation=_k(5), waves=(1,)),
+        Configuration("ngram and eagle3 K=5", drafters=("ngram and eagle3",), speculation=_k(5)),
         Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation=_k(5) | _ADAPTIVE),
         Configuration("adaptive, draft_model K=8", drafters=("noisy",), speculation=_k(8) | _ADAPTIVE),
+        Configuration("adaptive, eagle3 K=5", drafters=("eagle3",), speculation=_k(5) | _ADAPTIVE),
+        Configuration("adaptive, ngram and eagle3 K=5", drafters=("ngram and eagle3",), speculation=_k(5) | _ADAPTIVE),
         crossing_zero("noisy", (3, 3, 6), 8),
+        crossing_zero("eagle3", (3, 3, 6), 5, "schedule crossing K=0, eagle3"),
         Configuration("garbage drafter K=5", drafters=("garbage",), speculation=_k(5), accepts=False),
         Configuration("drafter killed half-way", drafters=("noisy",), speculation=_k(3), kill="noisy"),
+        Configuration("head's drafter killed half-way", drafters=("eagle3",), speculation=_k(5), kill="eagle3"),
         Configuration("two drafters", drafters=("noisy", "ngram"), speculation=_k(3)),
         Configuration("two drafters, one suffix", drafters=("noisy", "suffix"), speculation=_k(3)),
+        Configuration("two drafters, eagle3 and suffix", drafters=("eagle3", "suffix"), speculation=_k(3)),
         Configuration("two verifiers, one killed half-way", ("verifier", "second"), ("noisy",), _k(3), kill="second"),
+        Configuration("two verifiers, one killed half-way, eagle3", ("verifier", "second"), ("eagle3",), _k(3), kill="second"),
         Configuration("forced preemption, no drafter", ("scarce",), preempts=True),
         Configuration("forced preemption, draft_model K=3", ("scarce",), ("noisy",), _k(3), preempts=True),
+        Configuration("forced preemption, ngram and eagle3 K=3", ("scarce",), ("ngram and eagle3",), _k(3), preempts=True),
     ]
 
 
-def crossing_zero(drafter: str, waves: tuple[int, ...], k: int) -> Configuration:
+def crossing_zero(drafter: str, waves: tuple[int, ...], k: int, name: str = "schedule crossing K=0") -> Configuration:
     """K is k for the first wave, 0 while two waves run, less than k above that, and back as sequences end."""
     first, both = waves[0], waves[0] + waves[1]
     schedule = [[1, first, k], [first + 1, both, 0], [both + 1, 64, -(-k // 3)]]
     speculation = _k(k) | {"num_speculative_tokens_per_batch_size": schedule}
-    return Configuration("schedule crossing K=0", drafters=(drafter,), speculation=speculation, waves=waves)
+    return Configuration(name, drafters=(drafter,), speculation=speculation, waves=waves)
 
 
 def _k(num_speculative_tokens: int) -> dict[str, Any]:

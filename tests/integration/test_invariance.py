@@ -18,6 +18,8 @@ _REDUCED = [
     Configuration("ngram K=5", drafters=("ngram",), speculation={"num_speculative_tokens": 5}),
     Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation={"num_speculative_tokens": 5, "enable_adaptive_verification": True}),
     Configuration("suffix K=5", drafters=("suffix",), speculation={"num_speculative_tokens": 5}),
+    Configuration("eagle3 K=5", drafters=("eagle3",), speculation={"num_speculative_tokens": 5}),
+    crossing_zero("ngram and eagle3", (2, 2, 2), 5, "schedule crossing K=0, ngram and eagle3"),
     Configuration("garbage drafter K=5", drafters=("garbage",), speculation={"num_speculative_tokens": 5}, accepts=False),
     Configuration("drafter killed half-way", drafters=("noisy",), speculation={"num_speculative_tokens": 4}, kill="noisy"),
     crossing_zero("noisy", (2, 2, 2), 4),
