@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,23 @@ def test_help(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize(("handler", "status"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)])
+def test_ctrl_c_while_it_is_imported(handler: str, status: int) -> None:
+    """The end of the program and nothing else; in the background of a shell it is ignored."""
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'specwire.cli.commands':\n            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        f"signal.signal(signal.SIGINT, signal.{handler})\n"
+        "import specwire.cli\n"
+        f"assert signal.getsignal(signal.SIGINT) is signal.{handler}\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert (result.returncode, result.stderr) == (status, "")
 
 
 def test_help_loads_nothing_heavy() -> None:
