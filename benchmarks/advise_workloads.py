@@ -1,4 +1,5 @@
-"""Three prompt files for `specwire advise`, chosen from one JSONL file with `category`, `id` and `turns`: chat, copy-heavy summaries, and code.
+"""Prompt files for `specwire advise` and `specwire sweep`, chosen from one JSONL file with `category`, `id` and `turns`: chat, copy-heavy summaries,
+code, and all three in turn (`mixed`).
 
 python -m benchmarks.advise_workloads prompts_bench.jsonl.gz --output prompts
 """
@@ -28,6 +29,11 @@ def workloads(lines: list[dict[str, Any]], number: int) -> dict[str, list[dict[s
     }
 
 
+def mixed(chosen: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One of each workload after the other, as many as there are of all."""
+    return [line for lines in zip(*chosen.values(), strict=False) for line in lines]
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Of a gzipped file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -48,10 +54,11 @@ def _spread(lines: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--number", type=int, default=16)
+    parser.add_argument("--number", type=int, default=16, help="prompts of each workload")
     parser.add_argument("--output", type=Path, default=Path("prompts"))
     arguments = parser.parse_args()
-    write_prompts(workloads(read_lines(arguments.prompts), arguments.number), arguments.output)
+    chosen = workloads(read_lines(arguments.prompts), arguments.number)
+    write_prompts(chosen | {"mixed": mixed(chosen)}, arguments.output)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
-    baseline = asyncio.run(measure_baseline(args.clients, args.baseline_rounds))
+    baselines = {round_ms: asyncio.run(measure_baseline(args.clients, args.baseline_rounds, round_ms)) for round_ms in args.round_ms}
     results = [
-        asyncio.run(measure(args.clients, number, 60 * args.minutes, round_ms, baseline["echo_cpu_ms"]))
+        asyncio.run(measure(args.clients, number, 60 * args.minutes, round_ms, baselines[round_ms]["echo_cpu_ms"]))
         for round_ms, number in itertools.product(args.round_ms, args.front_ends)
     ]
     columns = [
@@ -70,27 +70,29 @@ def main() -> None:
     for result in results:
         growth = f"memory {result['memory']}: grew by {result['rss_growth_mib']} MiB of {result['rss_mib']}"
         print(f"{result['round_ms']:g} ms, {result['front_ends']} front ends: cores {result['cores']}, {growth}")
-    print(f"without HTTP: {baseline}")
+    for baseline in baselines.values():
+        print(f"without HTTP: {baseline}")
     figures = {
         "unit": "CPU: user and system time; above_echo_ms: the coordinator's CPU time a step without that of the echo",
         "num_speculative_tokens": K, "acceptance": ACCEPTANCE, "clients": args.clients, "minutes": args.minutes,
-        "without_http": baseline, "results": results,
+        "without_http": list(baselines.values()), "results": results,
     }  # fmt: skip
     print(f"written to {write_report('http_load', figures, args.output, bystanders)}")
     if problems := [f"{result['front_ends']} front ends: {problem}" for result in results for problem in result["problems"]]:
         raise SystemExit("\n".join(problems))
 
 
-async def measure_baseline(num_seqs: int, num_rounds: int) -> dict[str, Any]:
-    """As many sequences on one gRPC stream, and the echo of their messages: CPU ms a step, medians of the rounds."""
+async def measure_baseline(num_seqs: int, num_rounds: int, round_ms: float) -> dict[str, Any]:
+    """As many sequences on one gRPC stream, and the echo of their messages, with the same pauses: CPU ms a step, medians of the rounds."""
     num_tokens = round(1.25 * _BASELINE_STEPS * sum(ACCEPTANCE**i for i in range(K + 1)))
     coordinators, echoes = [], []
     for _ in range(num_rounds):
-        coordinators.append(await run("coordinator", num_seqs, num_tokens))
-        echoes.append(await run("echo", num_seqs, num_tokens, make_script(coordinators[-1])))
+        coordinators.append(await run("coordinator", num_seqs, num_tokens, round_ms=round_ms))
+        echoes.append(await run("echo", num_seqs, num_tokens, make_script(coordinators[-1]), round_ms=round_ms))
     coordinator_ms, echo_ms = (statistics.median(each.cpu_ms for each in runs) for runs in (coordinators, echoes))
     limit = {"above_echo_ms_at_most": MAX_ABOVE_ECHO_MS[num_seqs]} if num_seqs in MAX_ABOVE_ECHO_MS else {}
     return {
+        "round_ms": round_ms,
         "coordinator_cpu_ms": round(coordinator_ms, 3),
         "echo_cpu_ms": round(echo_ms, 3),
         "above_echo_ms": round(coordinator_ms - echo_ms, 3),

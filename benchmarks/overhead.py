@@ -164,14 +164,27 @@ async def measure(num_seqs: int, num_steps: int, num_rounds: int) -> dict[str, A
 
 
 async def run(
-    kind: str, num_seqs: int, num_tokens: int, script: EchoScript | None = None, *, k: int = K, has_costs: bool = False, is_adaptive: bool = False
+    kind: str,
+    num_seqs: int,
+    num_tokens: int,
+    script: EchoScript | None = None,
+    *,
+    k: int = K,
+    has_costs: bool = False,
+    is_adaptive: bool = False,
+    round_ms: float = 0.0,
 ) -> Run:
-    """Starts peers and the process under test, lets a client generate, stops everything and reads what was recorded."""
+    """Starts peers and the process under test, lets a client generate, stops everything and reads what was recorded.
+
+    Args:
+        script: of the echo.
+        round_ms: what a round of the verifier takes besides its own work.
+    """
     with tempfile.TemporaryDirectory(prefix="specwire-bench-") as name:
         folder = Path(name)
         if script is not None:
             (folder / "echo").write_bytes(pickle.dumps(script))
-        peers = [_service(name, folder, num_seqs, k, has_costs=has_costs) for name in ("verifier", "drafter")]
+        peers = [_service(name, folder, num_seqs, k, has_costs=has_costs, round_ms=round_ms) for name in ("verifier", "drafter")]
         subject = _service(kind, folder, num_seqs, k) if kind != "coordinator" else ServiceSpec(
             kind, "coordinator", tuple(flags(coordinator_config(folder, num_seqs, k, is_adaptive=is_adaptive))), address_of(folder, "coordinator")
         )  # fmt: skip
@@ -253,11 +266,10 @@ async def _time_single(channel: Any) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def _service(kind: str, folder: Path, num_seqs: int, k: int, *, has_costs: bool = False) -> ServiceSpec:
+def _service(kind: str, folder: Path, num_seqs: int, k: int, *, has_costs: bool = False, round_ms: float = 0.0) -> ServiceSpec:
     name = kind if kind in ("verifier", "drafter") else "coordinator"
-    return ServiceSpec(
-        kind, "benchmarks.overhead_services", (kind, str(folder), str(num_seqs), str(k), *(["costs"] if has_costs else [])), address_of(folder, name)
-    )
+    rest = (f"round_ms={round_ms}", *(["costs"] if has_costs else []))
+    return ServiceSpec(kind, "benchmarks.overhead_services", (kind, str(folder), str(num_seqs), str(k), *rest), address_of(folder, name))
 
 
 def _process_id(process: ServiceProcess) -> int:

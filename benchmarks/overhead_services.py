@@ -1,7 +1,8 @@
 """The processes of benchmarks.overhead: scripted peers that keep a record, an echo in the coordinator's place, a coordinator that times its hops.
 
-python -m benchmarks.overhead_services verifier|drafter|echo|timed-coordinator FOLDER NUM_SEQS K [costs]
+python -m benchmarks.overhead_services verifier|drafter|echo|timed-coordinator FOLDER NUM_SEQS K [round_ms=MS] [costs]
 
+A round of the verifier takes round_ms besides its own work.
 With costs, verifier and drafter say what they cost: little for each draft, so that adaptive verification asks for all and keeps many.
 All addresses are in FOLDER; what a process has recorded is a pickle there, written when it is stopped.
 """
@@ -56,11 +57,12 @@ def coordinator_config(folder: Path, num_seqs: int, k: int, *, is_adaptive: bool
 class RecordingVerifier(ScriptedVerifier):
     """Also notes when rounds come and what the process under test has used until then, and gives its answers times."""
 
-    def __init__(self, folder: Path, num_seqs: int, k: int, cost: VerifyCost) -> None:
+    def __init__(self, folder: Path, num_seqs: int, k: int, cost: VerifyCost, round_ms: float) -> None:
         super().__init__(
             VerifierScript(
                 max_model_len=_MAX_MODEL_LEN, max_num_seqs=num_seqs, max_num_batched_tokens=max(256, 2 * num_seqs * (k + 1)),
                 verify_cost=cost, max_num_draft_tokens=k, block_size=16, num_blocks=num_seqs * _MAX_MODEL_LEN // 16, prefix_caching=False,
+                delay_s=round_ms / 1000,
             )
         )  # fmt: skip
         self.records: list[Received] = []
@@ -174,9 +176,9 @@ class TimedStream:
         return result
 
 
-async def serve_peer(kind: str, folder: Path, num_seqs: int, k: int, *, has_costs: bool) -> None:
+async def serve_peer(kind: str, folder: Path, num_seqs: int, k: int, round_ms: float, *, has_costs: bool) -> None:
     peer = (
-        RecordingVerifier(folder, num_seqs, k, _VERIFY_COST if has_costs else VerifyCost())
+        RecordingVerifier(folder, num_seqs, k, _VERIFY_COST if has_costs else VerifyCost(), round_ms)
         if kind == "verifier"
         else RecordingDrafter(num_seqs, k, _DRAFT_COST if has_costs else ())
     )
@@ -224,9 +226,10 @@ async def serve_timed(folder: Path, num_seqs: int, k: int) -> None:
 
 
 def main() -> None:
-    kind, folder, num_seqs, k = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    kind, folder, num_seqs, k, options = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
+    round_ms = next((float(word.removeprefix("round_ms=")) for word in options if word.startswith("round_ms=")), 0.0)
     services = {"echo": lambda: serve_echo(folder), "timed-coordinator": lambda: serve_timed(folder, num_seqs, k)}
-    run_service(kind, services.get(kind, lambda: serve_peer(kind, folder, num_seqs, k, has_costs="costs" in sys.argv[5:])))
+    run_service(kind, services.get(kind, lambda: serve_peer(kind, folder, num_seqs, k, round_ms, has_costs="costs" in options)))
 
 
 if __name__ == "__main__":

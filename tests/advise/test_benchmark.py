@@ -53,5 +53,6 @@ def test_three_workloads(tmp_path: Path) -> None:
     assert all(
         line["turns"][0].startswith("Copy the most important sentences") and "Summarize" not in line["turns"][0] for line in chosen["summaries"]
     )
+    assert [line["category"] == "coding" for line in advise_workloads.mixed(chosen)] == [False, False, True] * 6
     advise_workloads.write_prompts(chosen, tmp_path)
     assert [len(read_prompt_file(tmp_path / f"{name}.jsonl")) for name in chosen] == [8, 6, 8]
