@@ -1,26 +1,20 @@
 """The bodies of the API's requests, and what they ask of the client."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from specwire.client import Chat
-from specwire.errors import InvalidArgumentError
 from specwire.http.failures import Refusal
 from specwire.http.fields import Fields, ListOf
+from specwire.http.values import encode_bad_words, is_unicode, read_biases, with_text
 from specwire.sampling_params import SamplingParams
 from specwire.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
 """Of one request: each one is a generation of its own."""
-MAX_BAD_WORDS = 1024
-"""Of one request: half of what sampling takes, since most words are two sequences of tokens."""
-_MAX_BAD_CHARACTERS = 65_536
-_MAX_BIASES = 300_000  # more than any vocabulary has
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _NUM_SEEDS = 1 << 64
-_NEEDS_TOKENIZER = "the coordinator serves no tokenizer"
 
 
 class StreamOptions(Fields):
@@ -72,7 +66,7 @@ class SamplingFields(Fields):
             Refusal: fields that contradict each other.
             InvalidArgumentError: a value that is not in its range.
         """
-        if not _is_unicode(self.user):
+        if not is_unicode(self.user):
             raise Refusal(f"user is {self.user[:40]!r}, which is not valid UTF-8; send valid text", param="user")
         if self.stream_options is not None and not self.stream:
             raise Refusal("stream_options is given, but stream is not true; set stream, or leave it out", param="stream_options")
@@ -95,9 +89,9 @@ class SamplingFields(Fields):
             include_stop_str_in_output=self.include_stop_str_in_output,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
-            logit_bias=_read_biases(self.logit_bias),
+            logit_bias=read_biases(self.logit_bias),
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            bad_words_token_ids=_encode_bad_words(self.bad_words, tokenizer),
+            bad_words_token_ids=encode_bad_words(self.bad_words, tokenizer),
             logprobs=self.num_logprobs,
             max_draft_tokens=self.max_draft_tokens,
             priority=self.priority,
@@ -204,7 +198,7 @@ class ChatRequest(SamplingFields):
             text = "tool_choice must be auto or none: calls of tools are not read from the answer; leave it out and read them from the text"
             raise Refusal(text, param="tool_choice", code="unsupported_parameter")
         tools = None if self.tool_choice == "none" else self.tools
-        messages = [_with_text(message, position) for position, message in enumerate(self.messages)]
+        messages = [with_text(message, position) for position, message in enumerate(self.messages)]
         return Chat(messages, tools, self.add_generation_prompt, self.chat_template_kwargs)
 
     @property
@@ -238,7 +232,7 @@ class TokenizeRequest(Fields):
             raise Refusal("prompt or messages must be given, and only one of them; send the other without it", param="prompt")
         if self.messages is None:
             return self.prompt or ""
-        messages = [_with_text(message, position) for position, message in enumerate(self.messages)]
+        messages = [with_text(message, position) for position, message in enumerate(self.messages)]
         return Chat(messages, self.tools, self.add_generation_prompt, self.chat_template_kwargs)
 
 
@@ -247,63 +241,3 @@ class DetokenizeRequest(Fields):
 
     model: str | None = None
     tokens: ListOf[int]
-
-
-def _with_text(message: Mapping[str, Any], position: int) -> Mapping[str, Any]:
-    """The message with its content as one text, which is what templates read. Parts are lines of it."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            text = f"messages[{position}].content has a part of type {str(kind)[:40]!r}, but the model reads only text"
-            raise Refusal(f"{text}; send parts such as {{'type': 'text', 'text': ...}}", param="messages", code="unsupported_parameter")
-    return {**message, "content": "\n".join(part["text"] for part in content)}
-
-
-def _read_biases(biases: Mapping[str, float]) -> dict[int, float]:
-    """By token id: keys of JSON objects are text."""
-    if len(biases) > _MAX_BIASES:
-        raise Refusal(f"logit_bias has {len(biases)} token ids, but may have {_MAX_BIASES}; send fewer", param="logit_bias")
-    for key in biases:
-        if not (key.isascii() and key.isdecimal() and len(key) < 11):
-            raise Refusal(f"logit_bias has the key {key[:40]!r}, but keys must be token ids such as '42'; use /tokenize", param="logit_bias")
-    read = {int(key): bias for key, bias in biases.items()}
-    if len(read) < len(biases):
-        raise Refusal(f"logit_bias has {len(biases)} keys for {len(read)} token ids; write each id once, without leading zeros", param="logit_bias")
-    return read
-
-
-def _encode_bad_words(words: list[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, at the beginning of a text and after a space where that makes another token of it."""
-    if not words:
-        return ()
-    if tokenizer is None:
-        raise InvalidArgumentError(f"bad_words needs a tokenizer, but {_NEEDS_TOKENIZER}; leave it out")
-    num_characters = sum(map(len, words))
-    for what, number, most in (("words", len(words), MAX_BAD_WORDS), ("characters", num_characters, _MAX_BAD_CHARACTERS)):
-        if number > most:
-            raise Refusal(f"bad_words has {number} {what}, but may have {most}; send fewer, or ban single tokens by logit_bias", param="bad_words")
-    encoded: list[tuple[int, ...]] = []
-    for word in words:
-        if not _is_unicode(word):
-            raise Refusal(f"bad_words holds {word[:40]!r}, which is not valid UTF-8; send valid text", param="bad_words")
-        text = word.strip(" ")
-        plain = tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
-        if not plain:
-            raise Refusal("bad_words holds a word without characters; remove it", param="bad_words")
-        spaced = tuple(tokenizer.encode(f" {text}", add_special_tokens=False))
-        encoded.append(plain)
-        if len(spaced) == len(plain) and spaced != plain:
-            encoded.append(spaced)
-    return tuple(encoded)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it is text at all: JSON can write halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
