@@ -21,7 +21,7 @@ from drafter_svc import metrics as drafter_metrics  # noqa: E402
 from specwire.cli import app  # noqa: E402
 from specwire.config import ClientConfig, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig  # noqa: E402
 from specwire.config_fields import MAX_NUMBER, flag_name, format_value  # noqa: E402
-from specwire.config_file import DRAFTING_KEYS  # noqa: E402
+from specwire.config_reader import DRAFTING_KEYS  # noqa: E402
 from specwire.http import metrics as http_metrics  # noqa: E402
 from specwire.http.fields import UNSUPPORTED  # noqa: E402
 from specwire.http.vllm_names import VLLM_METRICS  # noqa: E402

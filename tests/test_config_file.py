@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from specwire.arguments import flags_layer, parse_flags, speculative_flag
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
-from specwire.config_file import SECTIONS, find_config_file, read_config_file
+from specwire.config_file import find_config_file, read_config_file
 from specwire.config_layers import ConfigError, Source, resolve
+from specwire.config_reader import SECTIONS
 from specwire.errors import InvalidArgumentError
 from specwire.speculative_config import SpeculativeConfig
 from tests.test_config import other_value

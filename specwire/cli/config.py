@@ -20,8 +20,9 @@ from specwire.cli.report import drafter_clipping
 from specwire.cli.sources import read_sources
 from specwire.config import ADDRESS_VARIABLE, DEFAULT_FILE, FILE_VARIABLE
 from specwire.config_fields import flag_name, format_value
-from specwire.config_file import SECTIONS, find_config_file
+from specwire.config_file import find_config_file
 from specwire.config_layers import DEFAULT, SPECULATIVE, ConfigError, Layer, Problem, Resolved, Setting, Source, resolve
+from specwire.config_reader import SECTIONS
 from specwire.console import make_console
 from specwire.errors import InvalidArgumentError, SpecwireError
 from specwire.messages import ServiceDescription

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import typer
 
 from specwire.cli.config import describe_capacity
-from specwire.config_file import SECTIONS, Reading, inspect_config_file
+from specwire.config_file import inspect_config_file
 from specwire.config_layers import SPECULATIVE, ConfigError, Problem, Resolved, resolve
+from specwire.config_reader import SECTIONS, Reading
 from specwire.errors import InvalidArgumentError
 from specwire.stack.checks import check_model
 from specwire.stack.resolve import resolve_drafters, resolve_stack
