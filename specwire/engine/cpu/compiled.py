@@ -1,6 +1,8 @@
 """Where compiled code is kept between starts."""
 
+import contextlib
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -36,6 +38,7 @@ def keep_compiled() -> bool:
         if shutil.disk_usage(folder).free < _NEEDED_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryFile(dir=folder):
+            _remove_damaged(folder)
             if is_new:
                 logger.info("compiling code for this CPU, once: some 16 s of CPU time for each form of weights; kept in %s", folder)
             return True
@@ -44,3 +47,15 @@ def keep_compiled() -> bool:
             "cannot keep compiled code in %s (%s): it is compiled again at each start, which takes some 16 s for each form of weights", folder, error
         )
         return False
+
+
+@functools.cache
+def _remove_damaged(folder: Path) -> None:
+    """Removes kept code that a machine which lost power has cut or left empty: Numba would fail on it at each start. All of it is pickled: it begins
+    with the byte of a protocol and ends with that of an end."""
+    for path in folder.rglob("*.nb[ic]"):
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            content = path.read_bytes()
+            if content[:1] != b"\x80" or content[-1:] != b".":
+                logger.warning("compiled code in %s is damaged and compiled again", path)
+                path.unlink()

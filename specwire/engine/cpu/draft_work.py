@@ -13,7 +13,7 @@ from specwire.engine.cpu.draft_choice import draw
 from specwire.engine.cpu.draft_job import DraftWord, SequenceWord
 from specwire.engine.cpu.intrinsics import f32_of_bits, i64_at, u16_at
 from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
-from specwire.engine.cpu.kernels import OPTIONS, f32, normalise
+from specwire.engine.cpu.kernels import OPTIONS, copy, f32, normalise
 from specwire.engine.cpu.pieces import share
 from specwire.engine.cpu.work import Products, compiled_for, make_layer_piece, make_loop
 
@@ -38,13 +38,6 @@ def _output(d, number):
 
 
 @njit(**OPTIONS)
-def _copy(source, target, count):
-    x, y = f32(source, count), f32(target, count)
-    for i in range(count):
-        y[i] = x[i]
-
-
-@njit(**OPTIONS)
 def _begin_rows(j, w, first, last):
     """What the first layer reads, [rows, 2 * hidden]: norms of embedding and feature. The residual stream begins with the feature."""
     d, hidden, eps = _words(j), j[Word.HIDDEN], f32(j[Word.FLOATS], 2)[0]
@@ -56,7 +49,7 @@ def _begin_rows(j, w, first, last):
             x[i] = f32_of_bits(np.int32(bits[i]) << np.int32(16))
         normalise(target, w[LayerWord.INPUT_NORM], target, hidden, eps)
         normalise(features[row], d[DraftWord.HIDDEN_NORM], target + 4 * hidden, hidden, eps)
-        _copy(target + 4 * hidden if d[DraftWord.IS_NORM_RESIDUAL] else features[row], j[Word.RESIDUAL] + 4 * hidden * row, hidden)
+        copy(target + 4 * hidden if d[DraftWord.IS_NORM_RESIDUAL] else features[row], j[Word.RESIDUAL] + 4 * hidden * row, hidden)
 
 
 @njit(**OPTIONS)
@@ -68,7 +61,7 @@ def _end_rows(j, first, last):
         output = _output(d, number)
         residual, normed = j[Word.RESIDUAL] + 4 * hidden * output[0], j[Word.NORMED] + 4 * hidden * number
         normalise(residual, j[Word.FINAL_NORM], normed, hidden, f32(j[Word.FLOATS], 2)[0])
-        _copy(normed if d[DraftWord.IS_NORM_CARRIED] else residual, d[DraftWord.CARRY] + 4 * hidden * output[1], hidden)
+        copy(normed if d[DraftWord.IS_NORM_CARRIED] else residual, d[DraftWord.CARRY] + 4 * hidden * output[1], hidden)
         x, exact = f32(normed, hidden), f32(j[Word.EXACT] + 4 * len(columns) * number, len(columns))
         for i in range(len(columns)):
             exact[i] = x[columns[i]]

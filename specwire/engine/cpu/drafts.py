@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specwire.engine.cpu.attention import num_scratch_floats
 from specwire.engine.cpu.byte_drafts import enter_drafts
 from specwire.engine.cpu.draft_choice import CHOICE_SCRATCH
 from specwire.engine.cpu.draft_job import DraftWord, SequenceWord
 from specwire.engine.cpu.draft_noise import NoisePlan
-from specwire.engine.cpu.forward import FEW_PIECES, FEW_ROWS, MANY_PIECES, QUERIES_PER_PIECE, ROWS_PER_PIECE, fill_layer
-from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
+from specwire.engine.cpu.job import NUM_PHASES, LayerWord, Word
+from specwire.engine.cpu.layers import FEW_PIECES, FEW_ROWS, MANY_PIECES, ROWS_PER_PIECE, Layers, Scratch
 from specwire.engine.cpu.linear import TiledHead
 from specwire.engine.cpu.team import Team
 from specwire.engine.cpu.tiles import GROUP, MAX_ROWS, ROWS_BYTES
@@ -42,33 +41,23 @@ class TiledDrafts:
         output = vocabulary.head.linear
         assert isinstance(output, TiledHead), f"the output layer is a {type(output)}"
         self._config, self._max_num_drafts, self._output = config, max_num_drafts, output
-        self._tensors: list[torch.Tensor] = [*kv_layers]  # what addresses belong to
-        self._floats = torch.tensor([config.rms_norm_eps, config.head_dim**-0.5])
-        self._table = np.zeros((len(weights.layers), LayerWord.COUNT), dtype=np.int64)
-        for words, layer, kv in zip(self._table, weights.layers, kv_layers, strict=True):
-            self._tensors += fill_layer(words, layer)
-            words[LayerWord.KV] = kv.data_ptr()
-        self._table[0, LayerWord.IS_FIRST] = 1
-        self._rows_per_group = max(1, QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
+        self._layers = Layers(config, weights.layers, weights.final_norm.float(), weights.cos, weights.signed_sin)
+        self._layers.table[:, LayerWord.KV] = [layer.data_ptr() for layer in kv_layers]
+        self._layers.table[0, LayerWord.IS_FIRST] = 1
         self._parts = np.zeros(NUM_PHASES, dtype=np.int64)
-        widths = {
-            Phase.QKV: (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-            Phase.O: config.hidden_size,
-            Phase.DOWN: config.hidden_size,
-        }
-        for phase, width in widths.items():
+        for phase, width in self._layers.widths.items():
             self._parts[phase] = width // FEATURES
-        self._parts[Phase.GATE_UP] = config.intermediate_size // FEATURES
         ids = vocabulary.target_ids
         self._noise = NoisePlan.make(np.arange(vocabulary.num_drafted) if ids is None else ids.numpy())
         self._block_size = kv_layers[0].shape[1]
         self._weights, self._embedding = weights, vocabulary.embedding
+        self._hidden_norm, self._kv_layers = weights.hidden_norm.float(), kv_layers
         self._words = np.zeros(DraftWord.COUNT, dtype=np.int64)
         self._team: Team | None = None
         self._row_buffers: dict[Word | DraftWord, torch.Tensor] = {}
         self._sequence_buffers: dict[Word | DraftWord, torch.Tensor] = {}
         self._num_rows = self._num_sequences = 0
-        self._scratch = torch.empty(0)
+        self._scratch = Scratch()
 
     @property
     def num_passes(self) -> int:
@@ -85,7 +74,7 @@ class TiledDrafts:
         words, counts = self._words, [len(row.token_ids) for row in rows]
         num_rows, num_passes = sum(counts), max(row.num_drafts for row in rows)
         assert num_passes <= self._max_num_drafts, f"{num_passes} drafts of at most {self._max_num_drafts}"
-        job = self._prepare(num_rows, len(rows))
+        self._prepare(num_rows, len(rows))
         tables = [np.array(row.block_table, dtype=np.int64) for row in rows]
         sequences = np.zeros((len(rows), SequenceWord.COUNT), dtype=np.int64)
         first, end = 0, 0
@@ -93,7 +82,7 @@ class TiledDrafts:
             key, choice = (key_to_int64(sampling[index].key), sampling[index].choice) if sampling else (0, 0)
             sequences[index] = first, count, row.start_position, table.ctypes.data, row.num_drafts, key, choice
             first, end = first + count, max(end, row.start_position + count + row.num_drafts)
-        self._reserve_scratch(job, end)
+        self._reserve_scratch(end)
         temperatures = np.array([one.temperature if one.temperature >= GREEDY_EPSILON else 0.0 for one in sampling], dtype=np.float32)
         features = torch.cat([_features(row) for row in rows]).float()
         self._row_buffers[DraftWord.TOKENS][:num_rows] = torch.tensor([token for row in rows for token in row.token_ids])
@@ -110,12 +99,11 @@ class TiledDrafts:
         )
         return [DraftTokens(own[: row.num_drafts], scores[: row.num_drafts]) for row, own, scores in zip(rows, ids, probs, strict=True)]
 
-    def _prepare(self, num_rows: int, num_sequences: int) -> np.ndarray:
-        """The team's words, with buffers for so many rows and sequences."""
+    def _prepare(self, num_rows: int, num_sequences: int) -> None:
+        """Makes the team, and buffers for so many rows and sequences."""
         if self._team is None:
             self._team = Team(torch.get_num_threads(), enter_drafts)
             self._fill_constants(self._team.words)
-        words = self._team.words
         if num_rows > self._num_rows:
             self._num_rows = num_rows
             self._row_buffers = self._make_row_buffers(num_rows)
@@ -124,7 +112,6 @@ class TiledDrafts:
             self._num_sequences = num_sequences
             self._sequence_buffers = self._make_sequence_buffers(num_sequences)
             self._place(self._sequence_buffers)
-        return words
 
     def _place(self, buffers: dict[Word | DraftWord, torch.Tensor]) -> None:
         assert self._team is not None, "the words are a team's"
@@ -135,12 +122,10 @@ class TiledDrafts:
         config = self._config
         hidden, inner, heads_width = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         tiles, widest = -(-num_rows // MAX_ROWS), max(2 * hidden, inner, heads_width)
-        return {
+        buffers: dict[Word | DraftWord, torch.Tensor] = dict(self._layers.row_buffers(num_rows).items())
+        return buffers | {
             Word.RESIDUAL: torch.empty(num_rows, hidden),
             Word.NORMED: torch.empty(num_rows, 2 * hidden),
-            Word.QKV: torch.empty(num_rows, heads_width + 2 * config.num_kv_heads * config.head_dim),
-            Word.ATTENDED: torch.empty(num_rows, heads_width),
-            Word.ACT: torch.empty(num_rows, inner),
             Word.POSITIONS: torch.empty(num_rows, dtype=torch.int64),
             Word.SLOTS: torch.empty(num_rows, dtype=torch.int64),
             Word.ROW_GROUPS: torch.empty(num_rows, 3, dtype=torch.int64),
@@ -161,33 +146,15 @@ class TiledDrafts:
             DraftWord.PROBS: torch.empty(num_sequences, self._max_num_drafts),
         }
 
-    def _reserve_scratch(self, words: np.ndarray, num_positions: int) -> None:
-        assert self._team is not None, "the words are a team's"
-        config = self._config
-        num_queries = self._rows_per_group * config.num_heads // config.num_kv_heads
+    def _reserve_scratch(self, num_positions: int) -> None:
+        assert self._team is not None, "the threads are a team's"
         of_choice = CHOICE_SCRATCH + FEATURES * self._output.num_blocks
-        needed = SCRATCH_HEADER + max(of_choice, num_scratch_floats(num_queries, num_positions, config.head_dim))
-        if not self._scratch.numel() or needed > self._scratch.shape[1]:
-            # Twice as much, so that a growing sequence does not ask for more in each step; whole cache lines apart.
-            self._scratch = torch.empty(self._team.num_threads, -(-2 * needed // 64) * 64)
-            words[Word.SCRATCH], words[Word.SCRATCH_BYTES] = self._scratch.data_ptr(), 4 * self._scratch.shape[1]
+        self._scratch.reserve(self._team, max(of_choice, self._layers.num_scratch_floats(num_positions)))
 
     def _fill_constants(self, words: np.ndarray) -> None:
-        config, weights, noise = self._config, self._weights, self._noise
-        hidden_norm, final_norm = weights.hidden_norm.float(), weights.final_norm.float()
-        self._tensors += [hidden_norm, final_norm, self._embedding, weights.cos, weights.signed_sin]
+        weights, noise = self._weights, self._noise
         for word, value in {
-            Word.NUM_LAYERS: len(weights.layers),
-            Word.LAYERS: self._table.ctypes.data,
-            Word.HIDDEN: config.hidden_size,
-            Word.INNER: config.intermediate_size,
-            Word.HEADS: config.num_heads,
-            Word.KV_HEADS: config.num_kv_heads,
-            Word.DIM: config.head_dim,
-            Word.FLOATS: self._floats.data_ptr(),
-            Word.FINAL_NORM: final_norm.data_ptr(),
-            Word.COS: weights.cos.data_ptr(),
-            Word.SIN: weights.signed_sin.data_ptr(),
+            **self._layers.constants(),
             Word.BLOCK_SIZE: self._block_size,
             Word.DRAFT: self._words.ctypes.data,
             Word.HEAD_BLOCKS: self._output.num_blocks,
@@ -196,7 +163,7 @@ class TiledDrafts:
         }.items():
             words[word] = value
         for draft_word, value in {
-            DraftWord.ROWS_PER_GROUP: self._rows_per_group,
+            DraftWord.ROWS_PER_GROUP: self._layers.rows_per_group,
             DraftWord.FEW_ROWS: FEW_ROWS,
             DraftWord.ROWS_PER_PIECE: ROWS_PER_PIECE,
             DraftWord.FEW_PIECES: FEW_PIECES,
@@ -204,7 +171,7 @@ class TiledDrafts:
             DraftWord.PARTS: self._parts.ctypes.data,
             DraftWord.HEAD_PARTS: self._output.num_blocks,
             DraftWord.EMBEDDING: self._embedding.data_ptr(),
-            DraftWord.HIDDEN_NORM: hidden_norm.data_ptr(),
+            DraftWord.HIDDEN_NORM: self._hidden_norm.data_ptr(),
             DraftWord.IS_NORM_RESIDUAL: weights.norm_before_residual,
             DraftWord.IS_NORM_CARRIED: weights.norm_output,
             DraftWord.EXACT_COLUMNS: self._output.columns.data_ptr(),

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specwire.engine.cpu.attention import num_scratch_floats
-from specwire.engine.cpu.forms import form_of, tiled, widest_row
-from specwire.engine.cpu.job import NUM_PHASES, SCRATCH_HEADER, LayerWord, Phase, Word
+from specwire.engine.cpu.forms import form_of, widest_row
+from specwire.engine.cpu.job import NUM_PHASES, LayerWord, Phase, Word
+from specwire.engine.cpu.layers import FEW_PIECES, FEW_ROWS, MANY_PIECES, ROWS_PER_PIECE, Layers, Scratch
 from specwire.engine.cpu.team import Team
 from specwire.engine.kernels.linear import LogitsHead
 from specwire.engine.models.config import ModelConfig
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from specwire.engine.models.layer import LayerWeights
 
 _LANES = 16
-FEW_ROWS = 8
-FEW_PIECES, MANY_PIECES = 4, 16
-"""Of a product, for each thread, where a pass has few rows, and where it has many or the product is a head's. To take a piece and to hand it
-back costs 0.2 us; the fewer there are, the longer others wait for the last."""
-ROWS_PER_PIECE = 4
-"""Of what is done row by row, for more than few rows; fewer are dealt out evenly."""
-QUERIES_PER_PIECE = 12
-"""Of attention, where rows of a sequence share keys and values: more share more, fewer are easier to deal out to threads."""
 
 
 class TiledForward:
@@ -56,22 +48,11 @@ class TiledForward:
         self._config = config
         self._form = form_of(config, layers, head.linear)
         self._num_layers = len(layers)
-        self._parts = {
-            Phase.QKV: self._form.num_parts((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
-            Phase.O: self._form.num_parts(config.hidden_size),
-            Phase.GATE_UP: self._form.num_parts(config.intermediate_size, is_gated=True),
-            Phase.DOWN: self._form.num_parts(config.hidden_size),
-        }
-        self._rows_per_group = max(1, QUERIES_PER_PIECE * config.num_kv_heads // config.num_heads)
-        self._tensors: list[torch.Tensor] = []  # what the addresses in the table belong to
-        self._constants = final_norm, cos, signed_sin
-        self._floats = torch.tensor([config.rms_norm_eps, config.head_dim**-0.5])
-        self._table = np.zeros((len(layers), LayerWord.COUNT), dtype=np.int64)
-        for words, layer in zip(self._table, layers, strict=True):
-            self._tensors += fill_layer(words, layer)
+        self._layers = Layers(config, layers, final_norm, cos, signed_sin)
+        self._parts = {phase: self._form.num_parts(width, is_gated=phase == Phase.GATE_UP) for phase, width in self._layers.widths.items()}
         self._team: Team | None = None
         self._capacity = 0
-        self._scratch = torch.empty(0)
+        self._scratch = Scratch()
         self._buffers: dict[Word, torch.Tensor] = {}
 
     def forward(self, batch: "RaggedBatch", residual: torch.Tensor, kv_layers: Sequence[torch.Tensor], taps: "Taps") -> torch.Tensor:
@@ -84,9 +65,9 @@ class TiledForward:
             taps: takes the residual stream in front of layers.
         """
         num_rows = batch.num_tokens
-        self._table[:, LayerWord.KV] = [layer.data_ptr() for layer in kv_layers]
+        self._layers.table[:, LayerWord.KV] = [layer.data_ptr() for layer in kv_layers]
         words = self._prepare(num_rows)
-        self._reserve_scratch(words, int(batch.seq_lens.max()))
+        self._reserve_scratch(int(batch.seq_lens.max()))
         out = torch.empty(num_rows, self._config.hidden_size)
         tables = batch.block_tables.long().numpy()
         groups = self._row_groups(batch.row_starts, tables)
@@ -102,7 +83,7 @@ class TiledForward:
         for phase, num_parts in self._parts.items():
             counts[phase] = min(num_parts, most)
         tapped = {layer_id: torch.empty_like(residual) for layer_id in taps.layer_ids if layer_id >= 0}
-        self._table[:, LayerWord.TAP] = [tapped[layer].data_ptr() if layer in tapped else 0 for layer in range(self._num_layers)]
+        self._layers.table[:, LayerWord.TAP] = [tapped[layer].data_ptr() if layer in tapped else 0 for layer in range(self._num_layers)]
         words[Word.TAP] = tapped[self._num_layers].data_ptr() if self._num_layers in tapped else 0
         self._run(words, counts, self._num_layers, row_pieces)
         for layer_id, state in tapped.items():
@@ -113,7 +94,7 @@ class TiledForward:
         """Rows of one sequence that share what attention reads, int64 [groups, 3]: first row, number of rows, address of the block table."""
         starts = np.asarray(row_starts, dtype=np.int64)
         counts = np.diff(starts)
-        num_groups = -(-counts // self._rows_per_group)
+        num_groups = -(-counts // self._layers.rows_per_group)
         of = np.arange(len(counts)).repeat(num_groups)  # segment of each group
         number = np.arange(len(of)) - (num_groups.cumsum() - num_groups)[of]  # in its segment
         first, last = (counts[of] * index // num_groups[of] for index in (number, number + 1))
@@ -123,7 +104,7 @@ class TiledForward:
         """Float32 hidden [R, hidden_size] -> float32 [R, vocab_size]."""
         num_rows, form = len(hidden), self._form
         words = self._prepare(num_rows)
-        self._reserve_scratch(words, 1)
+        self._reserve_scratch(1)
         hidden, out = hidden.contiguous(), torch.empty(num_rows, form.head_features)
         beside = form.take_head_input(words, hidden)
         words[Word.IS_HEAD] = 1
@@ -151,7 +132,7 @@ class TiledForward:
         words = self._team.words
         if num_rows > self._capacity:
             self._capacity = num_rows
-            self._buffers = self._make_buffers(num_rows)
+            self._buffers = self._layers.row_buffers(num_rows) | self._form.make_buffers(num_rows, widest_row(self._config))
         for word, buffer in self._buffers.items():
             words[word] = buffer.data_ptr()
         words[Word.NUM_ROWS] = num_rows
@@ -165,68 +146,10 @@ class TiledForward:
     def _num_row_pieces(self, num_rows: int) -> int:
         return min(num_rows, self._num_threads) if num_rows <= FEW_ROWS else -(-num_rows // ROWS_PER_PIECE)
 
-    def _make_buffers(self, num_rows: int) -> dict[Word, torch.Tensor]:
-        config = self._config
-        heads_width = config.num_heads * config.head_dim
-        return {
-            Word.NORMED: torch.empty(num_rows, config.hidden_size),
-            Word.QKV: torch.empty(num_rows, heads_width + 2 * config.num_kv_heads * config.head_dim),
-            Word.ATTENDED: torch.empty(num_rows, heads_width),
-            Word.ACT: torch.empty(num_rows, config.intermediate_size),
-        } | self._form.make_buffers(num_rows, widest_row(config))
-
-    def _reserve_scratch(self, words: np.ndarray, num_positions: int) -> None:
-        assert self._team is not None, "the words are a team's"
-        config = self._config
-        num_queries = self._rows_per_group * config.num_heads // config.num_kv_heads
-        needed = SCRATCH_HEADER + num_scratch_floats(num_queries, num_positions, config.head_dim)
-        if not self._scratch.numel() or needed > self._scratch.shape[1]:
-            # Twice as much, so that a growing sequence does not ask for more in each step; whole cache lines apart.
-            self._scratch = torch.empty(self._team.num_threads, -(-2 * needed // 64) * 64)
-            words[Word.SCRATCH], words[Word.SCRATCH_BYTES] = self._scratch.data_ptr(), 4 * self._scratch.shape[1]
+    def _reserve_scratch(self, num_positions: int) -> None:
+        assert self._team is not None, "the threads are a team's"
+        self._scratch.reserve(self._team, self._layers.num_scratch_floats(num_positions))
 
     def _fill_constants(self, words: np.ndarray) -> None:
-        config = self._config
-        final_norm, cos, signed_sin = self._constants
-        for word, value in {
-            Word.NUM_LAYERS: self._num_layers,
-            Word.LAYERS: self._table.ctypes.data,
-            Word.HIDDEN: config.hidden_size,
-            Word.INNER: config.intermediate_size,
-            Word.HEADS: config.num_heads,
-            Word.KV_HEADS: config.num_kv_heads,
-            Word.DIM: config.head_dim,
-            Word.FLOATS: self._floats.data_ptr(),
-            Word.FINAL_NORM: final_norm.data_ptr(),
-            Word.COS: cos.data_ptr(),
-            Word.SIN: signed_sin.data_ptr(),
-            **self._form.constants(),
-        }.items():
+        for word, value in (self._layers.constants() | self._form.constants()).items():
             words[word] = value
-
-
-def fill_layer(words: np.ndarray, layer: "LayerWeights") -> list[torch.Tensor]:
-    """Fills in a layer's `LayerWord`s; returns what their addresses belong to."""
-    tensors: list[torch.Tensor] = []
-    for norm, tensor in {
-        LayerWord.INPUT_NORM: layer.input_norm,
-        LayerWord.Q_NORM: layer.q_norm,
-        LayerWord.K_NORM: layer.k_norm,
-        LayerWord.POST_NORM: layer.post_norm,
-    }.items():
-        if tensor is not None:
-            tensors.append(tensor.float())
-            words[norm] = tensors[-1].data_ptr()
-    for weight, bias, linear in (
-        (LayerWord.QKV, LayerWord.QKV_BIAS, layer.qkv),
-        (LayerWord.O, LayerWord.O_BIAS, layer.o),
-        (LayerWord.GATE_UP, LayerWord.GATE_UP_BIAS, layer.gate_up),
-        (LayerWord.DOWN, LayerWord.DOWN_BIAS, layer.down),
-    ):
-        product = tiled(linear)
-        tensors.append(product.weight)
-        words[weight] = product.weight.data_ptr()
-        if product.float_bias is not None:
-            tensors.append(product.float_bias)
-            words[bias] = product.float_bias.data_ptr()
-    return tensors

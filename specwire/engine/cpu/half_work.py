@@ -7,7 +7,7 @@ from specwire.engine.cpu.elements import gate_16
 from specwire.engine.cpu.half_kernels import halve, num_tiles, product_half, tile_start
 from specwire.engine.cpu.half_tiles import FEATURES, TILE_BYTES, block_bytes
 from specwire.engine.cpu.job import Word
-from specwire.engine.cpu.kernels import OPTIONS, f32
+from specwire.engine.cpu.kernels import OPTIONS, add, copy
 from specwire.engine.cpu.pieces import share
 from specwire.engine.cpu.work import SIGNATURE, Products, make_layer_piece, make_loop
 
@@ -32,14 +32,6 @@ def _product(j, first, second, width, tile, out):
 
 
 @njit(**OPTIONS)
-def _add_bias(values, bias, count):
-    if bias:
-        x, y = f32(bias, count), f32(values, count)
-        for i in range(count):
-            y[i] += x[i]
-
-
-@njit(**OPTIONS)
 def _product_of_all(j, piece, pieces, out_width, width, weight, bias, target, is_added, scratch):
     blocks = (out_width + FEATURES - 1) // FEATURES
     first_pair, last_pair = share(piece, pieces, (blocks + 1) // 2)
@@ -53,14 +45,12 @@ def _product_of_all(j, piece, pieces, out_width, width, weight, bias, target, is
             for index in range(after - row):
                 result = scratch + TILE_BYTES * index
                 if bias:
-                    _add_bias(result, bias + 4 * feature, count)
-                x, y = f32(result, count), f32(target + 4 * (out_width * (row + index) + feature), count)
+                    add(bias + 4 * feature, result, count)
+                out = target + 4 * (out_width * (row + index) + feature)
                 if is_added:
-                    for i in range(count):
-                        y[i] += x[i]
+                    add(result, out, count)
                 else:
-                    for i in range(count):
-                        y[i] = x[i]
+                    copy(result, out, count)
 
 
 @njit(**OPTIONS)
@@ -86,8 +76,8 @@ def _gated_product(j, piece, pieces, out_width, width, weight, bias, target, scr
                 gates = scratch + TILE_BYTES * index
                 ups = gates + 4 * FEATURES
                 if bias:
-                    _add_bias(gates, bias + 4 * FEATURES * block, FEATURES)
-                    _add_bias(ups, bias + 4 * FEATURES * (blocks + block), FEATURES)
+                    add(bias + 4 * FEATURES * block, gates, FEATURES)
+                    add(bias + 4 * FEATURES * (blocks + block), ups, FEATURES)
                 out = target + 4 * (out_width * (row + index) + FEATURES * block)
                 gate_16(gates, ups, out)
                 gate_16(gates + 64, ups + 64, out + 64)

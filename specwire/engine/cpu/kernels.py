@@ -42,6 +42,21 @@ def f32(address, count):
 
 
 @njit(**OPTIONS)
+def copy(source, target, count):
+    x, y = f32(source, count), f32(target, count)
+    for i in range(count):
+        y[i] = x[i]
+
+
+@njit(**OPTIONS)
+def add(source, target, count):
+    """Adds source [count] to target [count]."""
+    x, y = f32(source, count), f32(target, count)
+    for i in range(count):
+        y[i] += x[i]
+
+
+@njit(**OPTIONS)
 def split_groups(values, width, digits, numbers, fine, row):
     """Writes each group of values [width] as unit * (high + low / 128).
 

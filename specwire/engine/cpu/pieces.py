@@ -5,7 +5,7 @@ from numba import carray, njit
 from specwire.engine.cpu.attention import attend
 from specwire.engine.cpu.intrinsics import i64_at
 from specwire.engine.cpu.job import SCRATCH_HEADER, LayerWord, Word
-from specwire.engine.cpu.kernels import OPTIONS, f32, normalise, rotate, store_bf16
+from specwire.engine.cpu.kernels import OPTIONS, copy, f32, normalise, rotate, store_bf16
 
 
 @njit(**OPTIONS)
@@ -20,9 +20,7 @@ def tap(j, target, first, last):
     """Copies rows of the residual stream, if anybody wants them."""
     if target:
         width = j[Word.HIDDEN]
-        x, y = f32(j[Word.RESIDUAL] + 4 * width * first, width * (last - first)), f32(target + 4 * width * first, width * (last - first))
-        for i in range(width * (last - first)):
-            y[i] = x[i]
+        copy(j[Word.RESIDUAL] + 4 * width * first, target + 4 * width * first, width * (last - first))
 
 
 @njit(**OPTIONS)
