@@ -88,9 +88,8 @@ def measure(target: Target, stored: Stored, prompts: Path, factors: Sequence[flo
         logger.info("features after %.0f s", time.monotonic() - started)
     accepted = {}
     for factor in factors:
-        # s * z + T * g is greatest where z + T / s * g is.
-        sharpened = replace(answers, temperatures=answers.temperatures / np.float32(factor))
-        accepted[factor] = accepted_drafts(answers, head_drafts(stored, target, sharpened, Deadline(0), lambda share: None, source).tokens)
+        drafts = head_drafts(replace(stored, sharpness=factor), target, answers, Deadline(0), lambda share: None, source)
+        accepted[factor] = accepted_drafts(answers, drafts.tokens)
         logger.info("factor %g after %.0f s", factor, time.monotonic() - started)
     return [{"factor": factor} | describe(answers, accepted[factor], accepted[1.0]) for factor in factors]
 

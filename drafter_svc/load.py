@@ -79,7 +79,7 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         greedy=spec.draft_sample_method == "greedy",
-        sharpness=spec.draft_sharpness,
+        sharpness=spec.draft_sharpness or 1.0,
         feeds_drafts=not spec.parallel_drafting,
         vocab_size=mapping.size if mapping is not None else None,
         model_id=spec.model,

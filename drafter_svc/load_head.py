@@ -10,6 +10,7 @@ from specwire.engine.heads.dflash import DFlashHead
 from specwire.engine.heads.dspark import DSparkHead
 from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.load import LoadedHead, load_head
+from specwire.engine.heads.sharpness import read_sharpness
 from specwire.engine.kv_cache import BLOCK_SIZE, KVCache
 from specwire.engine.memory import CPU_KV_BYTES, MemoryNeeds, allocated_bytes, decide_kv_cache_bytes, read_device_memory
 from specwire.engine.models.decoder import NUMERICS_VERSION
@@ -64,6 +65,7 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
     with phases.phase("KV cache"):
         bytes_per_block = KVCache.bytes_per_block(loaded.config.layers, loaded.dtype)
         num_blocks = count_blocks(config, _kv_bytes(config, loaded, bytes_per_block), bytes_per_block, loaded.max_model_len)
+        sharpness = read_sharpness(loaded.config) if spec.draft_sharpness is None else spec.draft_sharpness
         drafter = head_drafter(
             loaded,
             FeatureReader.from_config(config, loaded.source),
@@ -71,7 +73,7 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
             max_num_drafts=spec.num_speculative_tokens,
             max_num_seqs=config.max_num_seqs,
             greedy=spec.draft_sample_method == "greedy",
-            sharpness=spec.draft_sharpness,
+            sharpness=sharpness,
             num_candidates=candidates,
             max_chunk=config.prefill_chunk,
             use_graphs=config.use_cuda_graphs,

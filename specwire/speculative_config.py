@@ -52,7 +52,7 @@ class SpeculativeConfig:
         synthetic_acceptance_length: synthetic: mean tokens of a step, from 1 to K + 1, instead of rates.
         draft_sample_method: probabilistic samples drafts with the request's own noise and temperature; greedy takes the most likely token.
         draft_sharpness: a draft model's or head's logits are multiplied by it before noise is added: above 1, sampled drafts keep closer to the most
-            likely token. It never changes the text.
+            likely token. It never changes the text. By default as the head's folder says, else 1.
         max_model_len: longest sequence that the drafter takes; by default what draft model and target both allow.
         use_heterogeneous_vocab: draft_model: its tokenizer is another one than the target's; the tokens that both have are drafted.
         parallel_drafting: draft_model: all drafts in one pass over mask tokens, for models trained for that (PARD). dflash and dspark always do.
@@ -78,7 +78,7 @@ class SpeculativeConfig:
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     synthetic_acceptance_length: float | None = None
     draft_sample_method: str = "probabilistic"
-    draft_sharpness: float = 1.0
+    draft_sharpness: float | None = None
     max_model_len: int | None = None
     use_heterogeneous_vocab: bool = False
     parallel_drafting: bool = False
@@ -107,7 +107,7 @@ class SpeculativeConfig:
             raise InvalidArgumentError(f"enable_adaptive_verification is {self.enable_adaptive_verification!r}, but must be true or false")
         if self.draft_sample_method not in ("probabilistic", "greedy"):
             raise InvalidArgumentError(f"draft_sample_method is {self.draft_sample_method!r}, but must be probabilistic or greedy")
-        if not _is_number(self.draft_sharpness, MIN_SHARPNESS, MAX_SHARPNESS):
+        if self.draft_sharpness is not None and not _is_number(self.draft_sharpness, MIN_SHARPNESS, MAX_SHARPNESS):
             raise InvalidArgumentError(f"draft_sharpness is {self.draft_sharpness!r}, but must be a number from {MIN_SHARPNESS} to {MAX_SHARPNESS}")
         if self.max_model_len is not None:
             _check_int("max_model_len", self.max_model_len, 1, 1 << 30)

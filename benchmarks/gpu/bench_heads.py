@@ -67,7 +67,7 @@ def head_drafts(
         deadline.check()
         batch = source.batch(rows)
         with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
-            drafted = stored.head.drafts(batch, answers.noise(rows, target.device))
+            drafted = stored.head.drafts(batch, answers.noise(rows, target.device).sharpened(stored.sharpness))
         drafted_tokens, signals = drafted.tokens.int().cpu().numpy(), drafted.signals[..., 0].float().cpu().numpy()
         for index, row in enumerate(rows.tolist()):
             places = slice(int(sequences.prompt_lens[row]), int(sequences.lengths[row]) - 1)

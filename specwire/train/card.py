@@ -53,7 +53,7 @@ On held-out prompts of the same kind, drafts the head's most likely tokens, no t
 
 {_calibration(evaluation)}
 The fit is in `config.json` (`confidence_calibration`: P(accepted, if all before are) = sigmoid(weight x log-odds + bias), by position).
-All figures: `evaluation.json`.
+{_sharpness(trained)}All figures: `evaluation.json`.
 
 ## Recipe
 
@@ -66,6 +66,19 @@ Made with `specwire train`. Drafts never change what the target generates; a hea
 def _row(name: str, walk: Walk) -> str:
     shares = ", ".join(f"{share:.2f}" for share in walk.acceptance_by_position)
     return f"| {name} | {walk.num_sequences:,} | {walk.acceptance_length:.2f} | {shares} |"
+
+
+def _sharpness(trained: "Trained") -> str:
+    found = trained.sampled
+    if found.gain is None:
+        return ""
+    if found.sharpness == 1:
+        return "Sharper drafts gain nothing where requests sample.\n"
+    return (
+        f"Where requests sample, its logits are multiplied by {found.sharpness:g} before noise is added (`draft_sharpness`):\n"
+        f"{found.gain:.1%} more tokens a step at the answers' temperature and at 1, on answers that the factor was not chosen by.\n"
+        "The fits are of drafts made so.\n"
+    )
 
 
 def _calibration(evaluation: Evaluation) -> str:

@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from specwire.train.data import DataConfig, Sequences
 from specwire.train.evaluate import Evaluation
 from specwire.train.heads import mask_token_id
 from specwire.train.recipe import Recipe
-from specwire.train.sampled import SampledFit
+from specwire.train.sampled import Sampled
 from specwire.train.target import Target
 
 _SHARD_BYTES = 15 << 20
@@ -36,7 +36,7 @@ class Trained:
     draft_ids: np.ndarray | None
     sequences: Sequences
     evaluation: Evaluation
-    sampled_fits: Sequence[SampledFit]
+    sampled: Sampled
     num_steps: int
     seconds: float
 
@@ -59,7 +59,7 @@ def export(folder: Path, tensors: Mapping[str, torch.Tensor], target: Target, tr
         saved["t2d"] = torch.zeros(target.config.vocab_size, dtype=torch.bool).scatter_(0, ids, torch.ones_like(ids, dtype=torch.bool))
     num_bytes = _save_shards(scratch, saved)
     _write_json(scratch / "config.json", head_config(target, trained))
-    _write_json(scratch / "evaluation.json", trained.evaluation.to_dict() | {"with_shared_noise": [asdict(fit) for fit in trained.sampled_fits]})
+    _write_json(scratch / "evaluation.json", trained.evaluation.to_dict() | trained.sampled.to_dict())
     num_parameters = sum(tensor.numel() for name, tensor in saved.items() if name not in ("d2t", "t2d"))
     (scratch / "README.md").write_text(model_card(trained, num_parameters, num_bytes), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -88,8 +88,9 @@ def head_config(target: Target, trained: Trained) -> dict[str, Any]:
         "confidence_calibration": {
             "input": "log_odds",
             "weights_by_position": trained.evaluation.calibration,
-            "sampled": [{"temperature": fit.temperature, "weights_by_position": fit.weights_by_position} for fit in trained.sampled_fits],
+            "sampled": [{"temperature": fit.temperature, "weights_by_position": fit.weights_by_position} for fit in trained.sampled.fits],
         },
+        "draft_sharpness": trained.sampled.sharpness,
     }
     if method == "eagle3":
         return config | {

@@ -1,6 +1,6 @@
 """Sampling with noise that a row's key and the token's index determine, as when serving: target and drafts of a request share it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,14 @@ class Noise:
 
     temperatures: torch.Tensor
     keys: torch.Tensor
+
+    def of(self, rows: torch.Tensor) -> "Noise":
+        """Of some of the sequences."""
+        return Noise(self.temperatures[rows], self.keys[rows])
+
+    def sharpened(self, factor: float) -> "Noise":
+        """For drafts whose logits z are multiplied by s: s * z + T * g is greatest where z + T / s * g is."""
+        return replace(self, temperatures=self.temperatures / factor)
 
     def choose(self, logits: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
         """The columns [R] of what is drawn: the argmax of logits + temperature x noise.

@@ -19,7 +19,7 @@ from specwire.train.evaluate import Evaluation, evaluate
 from specwire.train.export import Trained, export
 from specwire.train.heads import Head, choose_draft_ids, feature_layers, make_head
 from specwire.train.recipe import Recipe
-from specwire.train.sampled import SampledFit, fit_sampled
+from specwire.train.sampled import Sampled, fit_sampled
 from specwire.train.target import Target
 from specwire.train.trainer import Trainer
 
@@ -145,11 +145,11 @@ def train(options: TrainOptions, on_progress: OnProgress, material: Material | N
         phase = PHASES[3]
         report(0, 1)
         evaluation = evaluate(run.head, target, run.source, options.recipe.num_draft_tokens, deadline)
-        sampled_fits = run.fit_sampled(jobs, deadline)
+        sampled = run.fit_sampled(jobs, deadline)
         report(1, 1, f"{evaluation.greedy.acceptance_length:.2f} tokens per step")
     except TimeUp:
         return TrainResult(phase)
-    return TrainResult("", run.export(evaluation, sampled_fits), evaluation)
+    return TrainResult("", run.export(evaluation, sampled), evaluation)
 
 
 class _Run:
@@ -186,13 +186,13 @@ class _Run:
         content = {"recipe": self._options.recipe.to_dict(), "curve": self.trainer.curve}
         (self._options.output / "curve.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
-    def fit_sampled(self, jobs: Sequence[Job], deadline: Deadline) -> list[SampledFit]:
+    def fit_sampled(self, jobs: Sequence[Job], deadline: Deadline) -> Sampled:
         """At the temperature of the answers and at 1."""
         data, num_drafts = self._options.data, self._options.recipe.num_draft_tokens
         temperatures = sorted({data.temperature, 1.0})
         return fit_sampled(self.head, self._target, jobs, self._feature_layers, num_drafts, data.max_answer_tokens, temperatures, deadline)
 
-    def export(self, evaluation: Evaluation, sampled_fits: Sequence[SampledFit]) -> Path:
+    def export(self, evaluation: Evaluation, sampled: Sampled) -> Path:
         folder = self._options.output / "head"
         trained = Trained(
             recipe=self._options.recipe,
@@ -202,7 +202,7 @@ class _Run:
             draft_ids=self._draft_ids,
             sequences=self._sequences,
             evaluation=evaluation,
-            sampled_fits=sampled_fits,
+            sampled=sampled,
             num_steps=self.trainer.num_steps,
             seconds=self.trainer.seconds,
         )

@@ -1,7 +1,10 @@
-"""What a head's scores are worth where requests sample: target and drafts share their noise, so acceptance depends on the temperature."""
+"""How a head drafts where requests sample, and what its scores are worth there: target and drafts share their noise, so acceptance depends on the
+temperature."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +22,11 @@ from specwire.train.target import Target
 _MOST_PROMPTS = 256
 _FIRST_KEY, _KEY_STEP = 1, 7919
 _MIN_DRAFTS = 1000
-"""With fewer there is no fit for the temperature."""
+"""With fewer there is no fit for the temperature, and the head's logits stay as they are."""
+FACTORS = (1.0, 1.1, 1.2, 1.3, 1.45)
+"""That the logits may be multiplied by."""
+_LEAST_GAIN = 0.01
+"""Of tokens a step, that a factor must bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class SampledFit:
 
     Args:
         weights_by_position: (a, b, c) of P(accepted, if all before are) = sigmoid(a ln p - b ln(1 - p) + c), p the draft's probability at the
-            temperature.
+            temperature, of sharpened logits.
         num_drafts, calibration_error, area_under_curve: of the answers that it was not fitted on.
     """
 
@@ -37,6 +44,25 @@ class SampledFit:
     num_drafts: int
     calibration_error: float | None
     area_under_curve: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was found of sampled answers.
+
+    Args:
+        sharpness: the head's logits are multiplied by it before noise is added (`draft_sharpness`).
+        gain: what that adds to the tokens a step, mean of the temperatures, on answers that it was not chosen by; None = too few drafts to choose.
+        fits: by temperature, with that sharpness.
+    """
+
+    sharpness: float = 1.0
+    gain: float | None = None
+    fits: tuple[SampledFit, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"draft_sharpness": self.sharpness, "draft_sharpness_gain": self.gain, "with_shared_noise": [asdict(fit) for fit in self.fits]}
 
 
 def fit_sampled(
@@ -48,8 +74,9 @@ def fit_sampled(
     max_new: int,
     temperatures: Sequence[float],
     deadline: Deadline,
-) -> list[SampledFit]:
-    """Answers held-out prompts at each temperature and fits one half of the answers; temperatures with too few drafts are left out.
+) -> Sampled:
+    """Answers held-out prompts at each temperature, drafts with each factor, and chooses and fits by one half of the answers; temperatures with too
+    few drafts are left out.
 
     Args:
         jobs: of which the held-out ones count.
@@ -69,12 +96,32 @@ def fit_sampled(
     )
     answers = generate(target, asked, max_new, 0, lambda share: deadline.check(), noise=noise)
     found = _observations(head, target, _joined(asked, answers), noise, layers, deadline)
-    fits = []
-    for number, temperature in enumerate(temperatures):
-        here = found[found[:, 0] // len(order) == number]
-        if len(here) >= _MIN_DRAFTS:
-            fits.append(_fit(here, temperature, num_drafts))
-    return fits
+    parts = {factor: [rows[rows[:, 0] // len(order) == number] for number in range(len(temperatures))] for factor, rows in found.items()}
+    is_enough = [len(part) >= _MIN_DRAFTS for part in parts[1.0]]
+    if not any(is_enough):
+        return Sampled()
+    sharpness, gain = choose_sharpness({factor: list(itertools.compress(rows, is_enough)) for factor, rows in parts.items()})
+    fitted = zip(temperatures, parts[sharpness], is_enough, strict=True)
+    return Sampled(sharpness, gain, tuple(_fit(rows, temperature, num_drafts) for temperature, rows, enough in fitted if enough))
+
+
+def choose_sharpness(observations: Mapping[float, Sequence[np.ndarray]]) -> tuple[float, float]:
+    """The factor that gives most tokens a step on half of the answers, mean of the temperatures, if it gains enough on the other half, else 1; and
+    that gain.
+
+    Args:
+        observations: by factor, 1 among them, and temperature, see `specwire.train.evaluate.observe`.
+    """
+    halves = [{factor: _tokens_a_step(parts, half) for factor, parts in observations.items()} for half in (0, 1)]
+    best = max(halves[0], key=lambda factor: halves[0][factor])
+    gain = round(halves[1][best] / halves[1][1.0] - 1, 4)
+    return (best, gain) if gain >= _LEAST_GAIN else (1.0, 0.0)
+
+
+def _tokens_a_step(parts: Sequence[np.ndarray], half: int) -> float:
+    """Mean of the temperatures; a step's first draft is always among the observations."""
+    chosen = [part[part[:, 0] % 2 == half] for part in parts]
+    return float(np.mean([1 + part[:, 5].sum() / max(1, (part[:, 1] == 0).sum()) for part in chosen]))
 
 
 def _joined(jobs: Sequence[Job], answers: Sequence[np.ndarray]) -> Sequences:
@@ -89,21 +136,24 @@ def _joined(jobs: Sequence[Job], answers: Sequence[np.ndarray]) -> Sequences:
     )
 
 
-def _observations(head: Head, target: Target, sequences: Sequences, noise: Noise, layers: tuple[int, ...], deadline: Deadline) -> np.ndarray:
-    """[N, 6], see `specwire.train.evaluate.observe`."""
+def _observations(
+    head: Head, target: Target, sequences: Sequences, noise: Noise, layers: tuple[int, ...], deadline: Deadline
+) -> dict[float, np.ndarray]:
+    """By factor [N, 6], see `specwire.train.evaluate.observe`."""
     source = BatchSource(target, sequences, layers)
-    observations = [np.zeros((0, 6))]
+    observations = {factor: [np.zeros((0, 6))] for factor in FACTORS}
     for rows in plan_batches(sequences.lengths, TOKENS_AT_ONCE, source.pad_to, np.random.default_rng(0)):
-        deadline.check()
-        batch, places = source.batch(rows), torch.from_numpy(rows).to(target.device)
-        with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
-            drafted = head.drafts(batch, Noise(noise.temperatures[places], noise.keys[places]))
-        accepted, signals = num_accepted(batch, drafted.tokens).cpu().numpy(), drafted.signals.float().cpu().numpy()
-        for index, row in enumerate(rows.tolist()):
-            first, last = int(sequences.prompt_lens[row]), int(sequences.lengths[row]) - 1
-            steps = walk(accepted[index], first, last)
-            observations += [observe(row, place, last, accepted[index, place], signals[index, place]) for place in steps]
-    return np.concatenate(observations)
+        batch, own = source.batch(rows), noise.of(torch.from_numpy(rows).to(target.device))
+        for factor, known in observations.items():
+            deadline.check()
+            with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
+                drafted = head.drafts(batch, own.sharpened(factor))
+            accepted, signals = num_accepted(batch, drafted.tokens).cpu().numpy(), drafted.signals.float().cpu().numpy()
+            for index, row in enumerate(rows.tolist()):
+                first, last = int(sequences.prompt_lens[row]), int(sequences.lengths[row]) - 1
+                steps = walk(accepted[index], first, last)
+                known += [observe(row, place, last, accepted[index, place], signals[index, place]) for place in steps]
+    return {factor: np.concatenate(rows) for factor, rows in observations.items()}
 
 
 def _fit(observations: np.ndarray, temperature: float, num_drafts: int) -> SampledFit:

@@ -8,6 +8,7 @@ import torch
 
 from specwire.engine.heads.calibration import LogisticCalibration, read_calibration
 from specwire.engine.heads.config import HeadConfig
+from specwire.engine.heads.sharpness import read_sharpness
 from specwire.errors import FailedPreconditionError
 from specwire.train.heads import Head, make_head
 from specwire.train.recipe import METHODS, Recipe
@@ -25,6 +26,7 @@ class Stored:
     feature_layers: tuple[int, ...]
     calibration: list[list[float]]  # (weight of the log-odds, bias) by position, of greedy answers
     scores: LogisticCalibration  # at all temperatures
+    sharpness: float = 1.0  # see `specwire.train.sampled.Sampled`
 
 
 def load_stored(folder: Path, target: Target) -> Stored:
@@ -59,6 +61,15 @@ def load_stored(folder: Path, target: Target) -> Stored:
     # The scale of the features is in the projection.
     if unknown or set(missing) - {"feature_scale"}:
         raise FailedPreconditionError(f"{folder}: the head lacks {', '.join(missing) or 'nothing'} and has {', '.join(unknown) or 'nothing'} beyond")
-    scores = read_calibration(HeadConfig.from_folder(folder))
+    head_config = HeadConfig.from_folder(folder)
+    scores = read_calibration(head_config)
     assert scores is not None, f"{folder} has no fit of its scores"
-    return Stored(module, method, recipe.num_draft_tokens, feature_layers, config["confidence_calibration"]["weights_by_position"], scores)
+    return Stored(
+        module,
+        method,
+        recipe.num_draft_tokens,
+        feature_layers,
+        config["confidence_calibration"]["weights_by_position"],
+        scores,
+        read_sharpness(head_config),
+    )

@@ -1,6 +1,7 @@
 """From a drafter's configuration to a head that drafts."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from specwire.speculative_config import SpeculativeConfig
 from tests.drafter.helpers import open_request
 from tests.heads.checkpoints import HIDDEN, VOCAB, Checkpoint
 from tests.heads.target import Target
+from tests.heads.test_formats import changed
 
 
 def config(target: Target | None, **spec: object) -> DrafterConfig:
@@ -80,3 +82,18 @@ def test_costs_are_measured_without_a_target(target: Target, checkpoints: dict[s
         assert {cost.num_draft_tokens for cost in profile.costs} == {1, 2, 3}
         assert isinstance(drafter, DraftHead)
         drafter.check_integrity()
+
+
+def test_the_head_says_how_sharp_its_drafts_are_unless_the_configuration_does(
+    target: Target, checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    folder = changed(checkpoints["eagle3_speculators"], tmp_path / "sharp", draft_sharpness=1.25)
+    for spec, expected in (({}, 1.25), ({"draft_sharpness": 0.5}, 0.5)):
+        drafter = load_draft_head(config(target, method="eagle3", model=str(folder), **spec))
+        assert drafter._sharpness == expected
+    plain = load_draft_head(config(target, method="eagle3", model=str(checkpoints["eagle3_speculators"].folder)))
+    assert plain._sharpness == 1
+    for number, value in enumerate(("1.2", 0, True, 11, float("nan"))):
+        wrong = changed(checkpoints["eagle3_speculators"], tmp_path / f"wrong-{number}", draft_sharpness=value)
+        with pytest.raises(InvalidArgumentError, match=r"draft_sharpness is .* must be a number from 0.1 to 10.0; remove it"):
+            load_draft_head(config(target, method="eagle3", model=str(wrong)))

@@ -22,6 +22,7 @@ from specwire.train.evaluate import evaluate
 from specwire.train.export import Trained, export
 from specwire.train.heads import choose_draft_ids, make_head
 from specwire.train.recipe import Recipe
+from specwire.train.sampled import Sampled
 from specwire.train.target import Target
 from specwire.train.trainer import Trainer
 from tests.train.conftest import DATA, small
@@ -49,7 +50,7 @@ def train_and_export(recipe: Recipe, target: Target, source: BatchSource, folder
         for parameter in head.parameters():
             parameter.copy_(parameter.bfloat16())
     evaluation = evaluate(head, target, source, recipe.num_draft_tokens, Deadline(0))
-    trained = Trained(recipe, DATA, "tiny", (1, 2, 3), ids, source.sequences, evaluation, (), trainer.num_steps, trainer.seconds)
+    trained = Trained(recipe, DATA, "tiny", (1, 2, 3), ids, source.sequences, evaluation, Sampled(), trainer.num_steps, trainer.seconds)
     export(folder, head.state_dict(), target, trained)
     return head
 
