@@ -1,6 +1,7 @@
 """Compiled code is kept where it can be, by the state of the sources; where it can't, that is said and nothing fails."""
 
 import logging
+import runpy
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
 
+from specwire.engine.cpu import compiled
 from specwire.engine.cpu.compiled import keep_compiled
 
 
@@ -48,6 +50,28 @@ def test_a_full_disk_is_reported_before_anything_is_compiled(monkeypatch, tmp_pa
     with caplog.at_level(logging.WARNING):
         assert not keep_compiled()
     assert "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-20] + bytes(20), lambda content: bytes(len(content))])
+def test_damaged_code_is_compiled_again(monkeypatch, tmp_path, caplog, damage):
+    """As a machine that lost power leaves it."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    (tmp_path / "program.py").write_text("import numba\n@numba.njit(cache=True)\ndef successor(number):\n    return number + 1\n")
+
+    def start_and_run() -> tuple[int, int]:
+        """What the function gives, and how often it was compiled."""
+        compiled._remove_damaged.cache_clear()
+        assert keep_compiled()
+        successor = runpy.run_path(str(tmp_path / "program.py"))["successor"]
+        return successor(41), sum(successor.stats.cache_misses.values())
+
+    assert start_and_run() == (42, 1)
+    for kind in ("nbi", "nbc"):
+        assert start_and_run() == (42, 0)
+        [path] = (tmp_path / "kept").rglob(f"*.{kind}")
+        path.write_bytes(damage(path.read_bytes()))
+        assert start_and_run() == (42, 1)
+        assert f"{path} is damaged and compiled again" in caplog.text
 
 
 def functions_of(entry: Any) -> Iterator[Any]:
