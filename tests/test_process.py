@@ -26,12 +26,13 @@ def test_services_import_torch_after_the_environment_is_set(service: str) -> Non
 
 
 _SERVE = """
-import asyncio, sys
+import asyncio, os, sys
 from specwire.process import run_service
 
 async def serve():
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     assert server.sockets[0].fileno() > 2, server.sockets
+    assert os.environ["GRPC_EXPERIMENTS"].startswith("-event_engine_client"), "gRPC's faster event loop is not chosen"
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     await reader.read()
     writer.close()
