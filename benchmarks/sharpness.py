@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--num-prompts", type=int, default=20, help="of each file")
+    parser.add_argument("--max-prompt", type=int, default=512, help="most tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--factors", type=float, nargs="+", default=list(FACTORS), help="1 is among them in any case")
     parser.add_argument("--keep", type=Path, help="folder where answers are kept, and taken from at the next run")
@@ -96,11 +97,13 @@ def measure(target: Target, stored: Stored, prompts: Path, factors: Sequence[flo
 
 def read_answers(target: Target, prompts: Path, args: argparse.Namespace) -> Answers:
     """Those that were kept, or new ones."""
-    kept = args.keep and args.keep / f"answers-{prompts.name.partition('.')[0]}-{args.num_prompts}-{args.tokens}.npz"
+    kept = args.keep and args.keep / f"answers-{prompts.name.partition('.')[0]}-{args.num_prompts}-{args.max_prompt}-{args.tokens}.npz"
     if kept and kept.is_file():
         return Answers.load(kept)
     tokenizer = Tokenizer.from_folder(target.folder)
-    answers = make_answers(target, tokenizer, prompts, lambda share: None, max_new=args.tokens, num_prompts=args.num_prompts)
+    answers = make_answers(
+        target, tokenizer, prompts, lambda share: None, max_new=args.tokens, num_prompts=args.num_prompts, max_prompt=args.max_prompt
+    )
     if kept:
         args.keep.mkdir(parents=True, exist_ok=True)
         answers.save(kept)

@@ -1,6 +1,7 @@
 """The target's own answers to benchmark prompts, at several temperatures, with the noise of served requests."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from specwire.train.target import Target
 TEMPERATURES = (0.0, 0.7, 1.0)
 MAX_NEW = 256
 _ROOM = 32
-_ROWS = 768
+_ROWS, _CPU_ROWS = 768, 24
+"""At once."""
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "extraction", "stem", "humanities")
 
 
@@ -59,15 +61,16 @@ class Answers:
 
 
 def make_answers(
-    target: Target, tokenizer: Tokenizer, prompts: Path, on_share: Callable[[float], None], *, max_new: int, num_prompts: int
+    target: Target, tokenizer: Tokenizer, prompts: Path, on_share: Callable[[float], None], *, max_new: int, num_prompts: int, max_prompt: int = 0
 ) -> Answers:
     """Generates one answer to each prompt that fits and each temperature.
 
     Args:
         on_share: called with the share that is done; it may raise to stop.
         num_prompts: the first so many of a fixed random order; 0 = all.
+        max_prompt: most tokens of a prompt; 0 = as many as fit.
     """
-    longest = target.config.max_position_embeddings - max_new - _ROOM
+    longest = min(target.config.max_position_embeddings - max_new - _ROOM, max_prompt or sys.maxsize)
     lines = [(line, encode_prompt(tokenizer, line.text)) for line in read_prompt_file(prompts)]
     fitting = [(line, tokens) for line, tokens in lines if len(tokens) <= longest]
     chosen = [fitting[index] for index in np.random.default_rng(0).permutation(len(fitting))[: num_prompts or len(fitting)]]
@@ -76,7 +79,7 @@ def make_answers(
     jobs = [job for _, job in asked]
     temperatures, keys = np.array([job.temperature for job in jobs], dtype=np.float32), np.arange(len(jobs), dtype=np.int64) * 7919 + 1
     noise = Noise(torch.from_numpy(temperatures).to(target.device), torch.from_numpy(keys).to(target.device))
-    answers = generate(target, jobs, max_new, 0, on_share, min(_ROWS, len(jobs)), noise)
+    answers = generate(target, jobs, max_new, 0, on_share, min(_ROWS if target.device.type == "cuda" else _CPU_ROWS, len(jobs)), noise)
     parts = [np.concatenate((np.array(job.prompt), answer)).astype(np.int32) for job, answer in zip(jobs, answers, strict=True)]
     return Answers(
         tokens=np.concatenate(parts),

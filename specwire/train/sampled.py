@@ -19,7 +19,8 @@ from specwire.train.heads import Head
 from specwire.train.noise import Noise
 from specwire.train.target import Target
 
-_MOST_PROMPTS = 256
+MOST_PROMPTS = 256
+"""That are answered at each temperature."""
 _FIRST_KEY, _KEY_STEP = 1, 7919
 _MIN_DRAFTS = 1000
 """With fewer there is no fit for the temperature, and the head's logits stay as they are."""
@@ -74,6 +75,7 @@ def fit_sampled(
     max_new: int,
     temperatures: Sequence[float],
     deadline: Deadline,
+    most_prompts: int = MOST_PROMPTS,
 ) -> Sampled:
     """Answers held-out prompts at each temperature, drafts with each factor, and chooses and fits by one half of the answers; temperatures with too
     few drafts are left out.
@@ -82,12 +84,14 @@ def fit_sampled(
         jobs: of which the held-out ones count.
         layers: whose hidden states the head reads.
         max_new: most tokens of an answer.
+        most_prompts: at each temperature.
 
     Raises:
         TimeUp: the deadline came first.
     """
     prompts = sorted({tuple(job.prompt) for job in jobs if job.is_held_out})
-    order = np.random.default_rng(0).permutation(len(prompts))[:_MOST_PROMPTS]
+    # By length, as batches are padded.
+    order = sorted(np.random.default_rng(0).permutation(len(prompts))[:most_prompts].tolist(), key=lambda index: len(prompts[index]))
     asked = [Job(list(prompts[index]), temperature, is_held_out=True) for temperature in temperatures for index in order]
     device = target.device
     noise = Noise(
