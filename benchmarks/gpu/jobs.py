@@ -17,7 +17,7 @@ SECONDS: dict[str, dict[str, int]] = {
     "draft": {"alone": 25, "fixed": 120, "schedule": 40},
     "pareto": {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 140, "model-mixed": 100},
     "two_gpus": {"placement": 180, "halves": 120, "lanes": 200},
-    "invariance": {"text": 39, "plain": 20, "drafters": 52, "faults": 60},
+    "invariance": {"text": 39, "plain": 20, "drafters": 85, "faults": 95},
     "startup": {"cold": 44, "warm": 90},
     "variants": {"check": 55, "products": 30, "rows": 75, "draft": 110, "decode": 100, "smollm": 50},
     "draft_heads": {"eagle3": 240, "smollm": 160},
