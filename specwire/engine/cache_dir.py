@@ -7,13 +7,21 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from specwire.errors import FailedPreconditionError
+
 logger = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/specwire, or ~/.cache/specwire."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "specwire"
+    """$XDG_CACHE_HOME/specwire, or ~/.cache/specwire.
+
+    Raises:
+        FailedPreconditionError: this user has no home (of a container, say).
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if root.startswith("~"):
+        raise FailedPreconditionError(f"user {os.getuid()} has no home directory to keep a cache in; set XDG_CACHE_HOME to a folder, or HOME")
+    return Path(root) / "specwire"
 
 
 def remembered(kind: str, key: str, compute: Callable[[], str]) -> str:

@@ -47,7 +47,7 @@ def resolve_model(name: str, *, with_weights: bool = True, is_head: bool = False
     """
     if name == DEFAULT_MODEL:
         return converted_gguf(default_model_file())
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InvalidArgumentError(f"the folder {path} has no config.json; give a Hugging Face model folder, a .gguf file or a hub id")

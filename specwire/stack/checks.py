@@ -1,5 +1,6 @@
 """What can be said of a stack before anything is started."""
 
+import os
 from pathlib import Path
 
 from specwire.errors import InvalidArgumentError
@@ -16,6 +17,6 @@ def check_models(options: StackOptions) -> None:
 
 def check_model(model: str) -> None:
     """Raises InvalidArgumentError if the model is a path to nothing; the service that loads it checks everything else."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if (path.suffix == ".gguf" or model.startswith(("/", "./", "../", "~"))) and not path.exists():
         raise InvalidArgumentError(f"the model {model} does not exist; give a Hugging Face folder, a .gguf file or a hub id")

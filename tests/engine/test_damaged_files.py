@@ -1,4 +1,4 @@
-"""Damaged files of models and of the cache: named, or made anew; never a traceback, and never another model."""
+"""Damaged files of models and of the cache, and no place for one: named, or made anew; never a traceback, and never another model."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from specwire.engine.cache_dir import remembered
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import load_model
-from specwire.errors import InvalidArgumentError
+from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from specwire.tokenizer import Tokenizer
 from tests.engine.gguf_writer import write_tiny_gguf
 from tests.engine.tiny_models import save_tiny_model
@@ -66,6 +66,15 @@ def test_a_damaged_file_is_named(tiny_folder, tmp_path):
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(InvalidArgumentError, match=r"model\.safetensors can't be read as safetensors \(.*\); fetch or save the model again"):
         load_model(folder, torch.float32)
+
+
+def test_a_user_without_a_home(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", str)  # as it is for a user whom the system does not know
+    with pytest.raises(FailedPreconditionError, match="has no home directory to keep a cache in; set XDG_CACHE_HOME"):
+        remembered("kind", "key", lambda: "value")
+    with pytest.raises(InvalidArgumentError, match=r"'~nobody/model' is no existing folder"):
+        resolve_model("~nobody/model")
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"])
