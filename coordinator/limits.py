@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def check_lane(description: EngineDescription, verifier: ServiceDescription) -> None:
     """Raise FailedPreconditionError unless a verifier can take any sequence that was or will be admitted."""
-    check_match(description.verifier, verifier)
+    try:
+        check_match(description.verifier, verifier)
+    except FailedPreconditionError as error:
+        raise FailedPreconditionError(f"{error}; where it is meant to be another model now, restart the coordinator") from None
     blocks_len = verifier.num_blocks * verifier.block_size if verifier.num_blocks else verifier.max_model_len
     for name, ours, theirs in (
         ("max_model_len", description.max_model_len, verifier.max_model_len),
