@@ -26,7 +26,7 @@ def draw(path: Path, cells: Sequence[Cell], model_id: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(8.0, 5.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(9.0, 5.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     markers = {concurrency: _MARKERS[index % len(_MARKERS)] for index, concurrency in enumerate(dict.fromkeys(cell.concurrency for cell in cells))}
@@ -40,7 +40,8 @@ def draw(path: Path, cells: Sequence[Cell], model_id: str) -> None:
             axes.plot(speed, throughput, markers[cell.concurrency], color=curves[-1].get_color(), markersize=7)
     axes.set(title=model_id, xlabel="tokens/s of a user (1 / median TPOT)", ylabel="tokens/s of all", ylim=(0, None), xlim=(0, None))
     axes.grid(alpha=0.3)
-    axes.add_artist(axes.legend(handles=curves, title="K", loc="lower left"))
+    # Beside the axes: any corner may have points.
+    figure.legend(handles=curves, title="K", loc="outside right upper")
     shapes = [Line2D([], [], color="black", linestyle="none", marker=marker, label=str(size)) for size, marker in markers.items()]
-    axes.legend(handles=shapes, title="at once", loc="lower right")
+    figure.legend(handles=shapes, title="at once", loc="outside right lower")
     figure.savefig(path)
