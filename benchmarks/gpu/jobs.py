@@ -14,7 +14,7 @@ SECONDS: dict[str, dict[str, int]] = {
         "profile-draft": 40, "round": 45, "memory": 6,
     },
     "services": {"llama8b-unix": 90, "llama8b-tcp": 52, "llama8b-w1": 63, "smollm-unix": 35, "smollm-tcp": 16, "smollm-w1": 16, "smollm-w4": 17},
-    "draft": {"alone": 25, "fixed": 120, "schedule": 40},
+    "draft": {"alone": 15, "fixed": 150, "schedule": 130},
     "pareto": {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 140, "model-mixed": 100},
     "two_gpus": {"placement": 180, "halves": 120, "lanes": 200},
     "invariance": {"text": 39, "plain": 20, "drafters": 85, "faults": 95},
