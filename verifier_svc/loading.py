@@ -105,7 +105,7 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
         feature_sets=describe_features(sources),
         verify_cost=cost,
         build=build_version(),
-        eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else model.config.eos_token_ids,
+        eos_token_ids=_known_ids(tokenizer.eos_token_ids if tokenizer is not None else model.config.eos_token_ids, limits.vocab_size),
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_message_bytes=config.max_message_mb << 20,
         rejection_sample_method=config.speculative_config.rejection_sample_method,
@@ -139,6 +139,14 @@ def _load_tokenizer(config: VerifierConfig, folder: Path, model_id: str) -> Toke
         logger.warning("%s has no tokenizer.json: clients must send token ids, and drafters are not checked for an equal tokenizer", folder)
         return None
     return Tokenizer.from_folder(folder, model_id).to_spec()
+
+
+def _known_ids(eos_token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Those that the model can emit: tokens that were added to a tokenizer alone end no text."""
+    known = tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
+    if known != eos_token_ids:
+        logger.warning("of the EOS ids %s only %s are the model's, whose ids end at %d; the others end no text", eos_token_ids, known, vocab_size - 1)
+    return known
 
 
 def _make_rounds(config: VerifierConfig, runner: ModelRunner, limits: VerifierLimits, weights_bytes: int) -> RoundRunner | None:

@@ -77,6 +77,15 @@ def test_the_description_says_what_was_loaded(folder):
     assert cost.ms_per_row >= 0 <= cost.ms_per_kv_token
 
 
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_eos_ids_that_the_model_does_not_have_are_left_out(folder, caplog, has_tokenizer):
+    """Every request would be refused for them."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 64, 999]}))
+    loaded = load_verifier(config(folder, skip_tokenizer=not has_tokenizer), "me")
+    assert loaded.description.eos_token_ids == (2,)
+    assert "of the EOS ids (2, 64, 999) only (2,) are the model's, whose ids end at 63" in caplog.text
+
+
 def test_dummy_weights_are_reproducible(folder):
     first, second = (load_verifier(config(folder), "me") for _ in range(2))
     assert first.description.weights_hash == second.description.weights_hash
