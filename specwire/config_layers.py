@@ -100,7 +100,9 @@ class ConfigError(InvalidArgumentError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line))
         more = len(self.problems) - 1
-        super().__init__(f"{self.problems[0]}{f' (and {more} more; `specwire config check` lists all)' if more else ''}")
+        file = self.problems[0].origin.rpartition(":")[0] if self.problems[0].line else ""
+        check = f"specwire config check {file}".rstrip()
+        super().__init__(f"{self.problems[0]}{f' (and {more} more; `{check}` lists all)' if more else ''}")
 
 
 @dataclass(frozen=True, slots=True)

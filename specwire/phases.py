@@ -1,6 +1,7 @@
 """Where the time of a start goes: each phase by name, and all of them in one line."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ logger = logging.getLogger(__name__)
 
 _LONG_S = 3.0
 """A phase that takes longer gets a line of its own when it ends: what follows may take long, too."""
+_SLOW_S = 10.0
+"""One that takes longer says so while it runs: nobody should wait without being told for what."""
+_SLOW = "%s: not done after %.0f s; a first start fetches and converts files, compiles code for this machine, and keeps all of it"
 
 
 class Phases:
@@ -27,9 +31,13 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         """Times what is done inside; again under the same name, it adds up."""
         started = self._clock()
+        notice = threading.Timer(_SLOW_S, logger.info, [_SLOW, name, _SLOW_S])
+        notice.daemon = True
+        notice.start()
         try:
             yield
         finally:
+            notice.cancel()
             seconds = self._clock() - started
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
             if seconds >= _LONG_S:

@@ -272,7 +272,7 @@ def test_what_is_too_much_is_refused_at_once(write: Any, text: str, problem: str
     [
         (["--config", "missing.yaml"], "there is no configuration file missing.yaml; correct the name"),
         (["--config", "bad.yaml"], "bad.yaml:2: verifier.max_num_seqs is 0, but must be a number"),
-        (["--config", "bad.yaml"], "(and 1 more; `specwire config check` lists all)"),
+        (["--config", "bad.yaml"], "(and 1 more; `specwire config check bad.yaml` lists all)"),
         (["--config", "good.yaml", "--speculative-config", '{"method": "draft_model"}'], "--speculative-config method is draft_model, but model"),
     ],
 )

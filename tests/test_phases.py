@@ -1,6 +1,7 @@
 """Phases of a start: what the line says."""
 
 import logging
+import threading
 
 import pytest
 
@@ -47,3 +48,25 @@ def test_only_long_phases_get_a_line_of_their_own(clock: Clock, caplog: pytest.L
         break_late()
     assert [record.getMessage() for record in caplog.records] == ["weights: 60.0 s"]
     assert "weights 60.0 s" in str(phases), "one that fails counts, too"
+
+
+def test_a_slow_phase_says_so_while_it_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("specwire.phases._SLOW_S", 0.01)
+    said = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.set()
+
+    listener = Listener()
+    logging.getLogger("specwire.phases").addHandler(listener)
+    try:
+        with Phases().phase("profile"):
+            assert said.wait(30)
+    finally:
+        logging.getLogger("specwire.phases").removeHandler(listener)
+    said.clear()
+    with Phases().phase("files"):
+        pass
+    assert not said.wait(0.1), "one that has ended says nothing more"

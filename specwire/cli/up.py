@@ -19,7 +19,7 @@ from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig, HttpConfig
 from specwire.console import make_console
-from specwire.errors import SpecwireError, UnavailableError
+from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError
 from specwire.extras import check_engine
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
@@ -44,6 +44,8 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
     options = dataclasses.replace(options, coordinator=dataclasses.replace(options.coordinator, listen=listen))
     if options.http is not None:
         listen = tuple(free_address(address, "--http-port") for address in options.http.listen)
+        if twice := set(listen) & set(options.coordinator.listen):
+            raise InvalidArgumentError(f"{min(twice)} is to be gRPC's and the HTTP API's address; choose another one with --port or --http-port")
         options = dataclasses.replace(options, http=dataclasses.replace(options.http, listen=listen))
     set_up_logging("up")
     with tempfile.TemporaryDirectory(prefix="specwire-") as folder:

@@ -143,6 +143,12 @@ def test_models_that_are_not_here_are_warned_of(text: str, line: int) -> None:
     assert re.fullmatch(rf"specwire.yaml:{line}: the model \S+ does not exist; .* \(`specwire up` refuses it here\)\n", result.stderr)
 
 
+def test_the_file_may_be_named_as_elsewhere() -> None:
+    Path("other.yaml").write_text("verifier: {max_num_seqs: 0}\n")
+    assert config("check", "--config", "other.yaml").stdout == config("check", "other.yaml").stdout
+    assert config("check", "--config=other.yaml").exit_code == config("show", "--config=other.yaml").exit_code - 1 == 1
+
+
 def test_a_missing_file_is_named() -> None:
     result = config("check", "gone.yaml")
     assert (result.exit_code, result.stdout) == (2, "")

@@ -290,6 +290,15 @@ def test_port_in_use_is_named_before_anything_starts(start: Start, events: Path)
     assert not happened(events, "start")
 
 
+def test_one_port_for_both_apis_is_refused_before_anything_starts(start: Start, events: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        port = owner.getsockname()[1]
+    up = start("--port", str(port), "--http-port", str(port))
+    assert up.join() == 1
+    assert f"127.0.0.1:{port} is to be gRPC's and the HTTP API's address; choose another one with --port or --http-port" in up.output["stderr"]
+    assert not happened(events, "start")
+
+
 @pytest.mark.parametrize("model", ["./no-such-folder", "no-such-file.gguf", "~/no-such-folder"])
 def test_missing_model_is_named_before_anything_starts(start: Start, events: Path, model: str) -> None:
     up = start("--port", "0", "--model", model)

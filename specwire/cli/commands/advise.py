@@ -25,7 +25,7 @@ class ThresholdOptions:
     canary_percent: Annotated[float, typer.Option(help="Percentage of the requests that the canary begins with.")] = 10.0
 
 
-@app.command()
+@app.command(short_help="Measure whether drafts pay for your prompts, and how many.")
 @grouped
 def advise(
     choice: PromptChoice,

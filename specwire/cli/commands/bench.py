@@ -25,7 +25,7 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a
 app.add_typer(bench, name="bench")
 
 
-@bench.command()
+@bench.command(short_help="Measure latency, throughput and speculation under load.")
 @grouped
 def serve(
     connection: ConnectionOptions,
@@ -91,7 +91,7 @@ def serve(
     raise typer.Exit(status)
 
 
-@bench.command()
+@bench.command(short_help="Measure how many drafts are accepted, by category.")
 @grouped
 def accept(
     choice: PromptChoice,

@@ -8,7 +8,7 @@ from specwire.cli.app import app, exit_on_error
 from specwire.cli.connection import ConnectionOptions
 from specwire.cli.option_groups import grouped
 
-canary = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Another configuration of speculation for a share of the requests.")
+canary = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Another speculation for a share of the requests.")
 app.add_typer(canary, name="canary")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Percent = Annotated[float, typer.Option(min=0, max=100, help="Percentage of the requests; 0 = only those that ask for it.")]
@@ -42,7 +42,7 @@ def share(
     _change("SET_SHARE", connection, percent=percent, json=json)
 
 
-@canary.command()
+@canary.command(short_help="Give all requests the canary's configuration.")
 @grouped
 def promote(connection: ConnectionOptions, json: Json = False) -> None:
     """Give all requests the canary's configuration, those that run too."""

@@ -10,23 +10,25 @@ from specwire.cli.connection import ApiKey, ConnectionOptions, TlsCa, TlsCert, T
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at specwire.yaml and what it comes to.")
 app.add_typer(commands, name="config")
 
-_FILE = typer.Argument(metavar="[FILE]", help="Configuration file.", show_default="SPECWIRE_CONFIG's, else ./specwire.yaml")
+_FILE = typer.Argument(metavar="FILE", help="Configuration file.", show_default="SPECWIRE_CONFIG's, else ./specwire.yaml")
+_CONFIG = typer.Option("--config", help="As FILE.", show_default=False)
 
 
-@commands.command()
-def check(file: Annotated[str | None, _FILE] = None) -> None:
+@commands.command(short_help="List every problem of a configuration file.")
+def check(file: Annotated[str | None, _FILE] = None, config: Annotated[str | None, _CONFIG] = None) -> None:
     """List every problem of a configuration file; exit status 1 if there is one."""
     from specwire.cli.config import find_file
     from specwire.cli.config_check import run_check
 
     with exit_on_error(2):
-        path = find_file(file)
+        path = find_file(config if file is None else file)
     raise typer.Exit(0 if run_check(path) else 1)
 
 
-@commands.command()
+@commands.command(short_help="Show every key: its value and where it comes from.")
 def show(
     file: Annotated[str | None, _FILE] = None,
+    config: Annotated[str | None, _CONFIG] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of the file: SECTION.KEY=VALUE; may be given several times.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     running: Annotated[str, typer.Option("--address", help="A running coordinator, to show what it has clipped.", show_default=False)] = "",
@@ -40,6 +42,6 @@ def show(
 
     with exit_on_error(2):
         connection = ConnectionOptions(running, api_key, tls_ca, tls_cert, tls_key) if running else None
-        effective = read_effective(file, set_ or [])
+        effective = read_effective(config if file is None else file, set_ or [])
     with exit_on_error(1):
         run_show(effective, connection, as_json=json)

@@ -16,7 +16,7 @@ def _stack_option(help_text: str) -> Any:
     return typer.Option(help=f"Own stack: {help_text}", show_default=False)
 
 
-@app.command()
+@app.command(short_help="Measure throughput with fixed K, dynamic K and no drafts.")
 @grouped
 def sweep(
     sampling: Sampling,
