@@ -1,9 +1,11 @@
 """The frame of a service process: logging, event loop, and start-up errors as one line and an exit status."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -55,6 +57,14 @@ async def collect_circles(interval_s: float = CIRCLES_S) -> None:
         gc.collect()
 
 
+def allow_all_files() -> None:
+    """Takes as many open files as this user may have. Each connection is one, and shells and service managers begin with 1024: a coordinator with so
+    many clients could not even connect its verifier anew."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # what is unlimited may be more than the kernel takes
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs a service's main coroutine until it returns (then the process should end with status 0).
 
@@ -65,6 +75,7 @@ def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) ->
         serve: starts the service, logs `ready: <service> <addresses>`, waits for a stop signal and stops it.
     """
     open_standard_files()
+    allow_all_files()
     set_up_logging(service)
     _set(SERVICE_ENVIRONMENT)  # gRPC reads it when its first channel or server is made
     try:

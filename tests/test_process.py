@@ -55,6 +55,18 @@ def test_a_service_without_standard_files(closed: tuple[int, ...]) -> None:
     assert ("printed" in done.stderr) == (2 not in closed)
 
 
+def test_a_service_takes_all_files_that_it_may_have() -> None:
+    """Clients beyond the 1024 of a shell would keep its peers out."""
+    script = (
+        "import resource\nfrom specwire.process import run_service\n"
+        "async def serve():\n    print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+        "run_service('coordinator', serve)"
+    )
+    command = ["sh", "-c", 'ulimit -Hn 300; ulimit -Sn 64; exec "$0" -c "$1"', sys.executable, script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stdout) == (0, "(300, 300)\n"), done.stderr
+
+
 def test_the_command_line_without_standard_files() -> None:
     done = subprocess.run(["sh", "-c", 'exec "$0" -m specwire.cli --version <&- 2>&-', sys.executable], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout[:9], done.stderr) == (0, "specwire ", "")
