@@ -1,6 +1,7 @@
 """From a drafter's configuration to a head that drafts."""
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from drafter_svc.block import BlockForward
 from drafter_svc.draft_head import DraftHead
 from drafter_svc.load_head import load_draft_head
 from drafter_svc.method import Ask, build_method
+from drafter_svc.sequential import SequentialForward
 from specwire.config import DrafterConfig
 from specwire.errors import InvalidArgumentError
 from specwire.messages import RowStatus
@@ -45,6 +47,18 @@ def test_a_drafter_says_what_it_needs(target: Target, checkpoints: dict[str, Che
         drafter.append(0, [VOCAB])
     windowed = build_method(config(target, method="eagle3", model=str(folder), max_model_len=40))
     assert windowed.description.max_model_len == 40
+
+
+def test_without_the_instructions_torch_computes_a_head_and_the_log_says_so(
+    target: Target, checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    caplog.set_level(logging.INFO)
+    model = str(checkpoints["eagle3_speculators"].folder)
+    drafter = build_method(dataclasses.replace(config(target, method="eagle3", model=model), dtype="auto"))
+    assert isinstance(drafter, DraftHead)
+    assert isinstance(drafter._forward, SequentialForward)
+    assert "is computed in bfloat16 by torch, not in 8 bits by compiled passes: this CPU has no 512-bit integer dot products" in caplog.text
 
 
 def test_mtp_without_a_model_is_the_targets_own(checkpoints: dict[str, Checkpoint]) -> None:

@@ -1,6 +1,7 @@
 """From a folder to a head that drafts."""
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import CUDA_HEAD_DIMS, parse_dtype
 from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, check_weights, uses_tiles
 from specwire.errors import UnsupportedError
+
+logger = logging.getLogger(__name__)
 
 Head = EagleHead | Eagle3Head | MtpHead | DFlashHead | DSparkHead
 
@@ -99,6 +102,9 @@ def load_head(
     # Nobody has asked for exact numbers, and drafts need none; the output layer is most of a head's work. In tiles it takes the least time.
     may_round = weights == dtype == "auto" and place.type == "cpu" and config.layers.hidden_size % _TILE == 0
     is_tiled = may_round and method == "eagle3" and uses_tiles("int4") and _fits_tiles(config.layers)
+    if may_round and method == "eagle3" and not is_tiled:
+        reason = "its widths are no multiples of 32" if uses_tiles("int4") else "this CPU has no 512-bit integer dot products (AVX-512 VNNI)"
+        logger.info("the head %s is computed in bfloat16 by torch, not in 8 bits by compiled passes: %s", config.name, reason)
     own = TILES if is_tiled else "" if weights == "auto" else weights
     output_weights = "int4" if may_round else weights
     reader = HeadReader(tensors, config.layers, number, place, weights=own, output_weights=output_weights, is_narrowed=is_tiled)

@@ -19,6 +19,7 @@ from specwire.engine.models.weights import (
     WeightsRequest,
     choose_format,
     format_hash,
+    log_missing_tiles,
     make_head_linear,
     make_linear,
     uses_half_tiles,
@@ -127,6 +128,7 @@ def build_decoder(
     """
     shapes = tensor_shapes(config)
     in_half_tiles = uses_half_tiles(weights, config, device)
+    log_missing_tiles(weights)
 
     def get(name: str) -> torch.Tensor:
         tensor = read(name)

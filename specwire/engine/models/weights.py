@@ -145,6 +145,13 @@ def uses_tiles(weights: str) -> bool:
     return weights == "int4" and DigitLinear.is_fast()
 
 
+def log_missing_tiles(weights: str) -> None:
+    """Says what takes longer in 4 or 8 bits on a CPU that is not made for them."""
+    if weights in ("int4", "int8") and not DigitLinear.is_fast():
+        layers = "; torch multiplies the layers, not compiled passes" if weights == "int4" else ""
+        logger.info("this CPU has no 512-bit integer dot products (AVX-512 VNNI): the output layer of weights %s is float32%s", weights, layers)
+
+
 def uses_half_tiles(weights: str, config: ModelConfig, device: torch.device | str) -> bool:
     """Whether a model in this format is computed by `specwire.engine.cpu` in float16 tiles: bf16, on CPUs with AVX512-FP16 and no AMX for
     bfloat16, whose own products torch has. Logs why not, where the format is bf16."""
