@@ -62,7 +62,7 @@ def test_a_service_takes_all_files_that_it_may_have() -> None:
         "async def serve():\n    print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
         "run_service('coordinator', serve)"
     )
-    command = ["sh", "-c", 'ulimit -Hn 300; ulimit -Sn 64; exec "$0" -c "$1"', sys.executable, script]
+    command = ["sh", "-c", 'ulimit -Sn 64; ulimit -Hn 300; exec "$0" -c "$1"', sys.executable, script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (0, "(300, 300)\n"), done.stderr
 
