@@ -1,7 +1,10 @@
 """`specwire sweep`: on a running coordinator, on a stack of its own with a tiny model, and what is made of its figures."""
 
+import argparse
+import gzip
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from benchmarks import sweep_cpu
 from specwire.bench.metrics import measure
 from specwire.bench.record import RequestRecord
 from specwire.bench.runner import LoadRun
@@ -140,3 +144,26 @@ def test_wrong_arguments(arguments: list[Any], message: str, tmp_path: Path, mon
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert not (tmp_path / "sweep").exists()
+
+
+def test_the_benchmark_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command is one that there is, with prompts of all kinds, and its files land where they are told to."""
+    lines = [{"category": name, "id": name, "turns": ["Summarize: it"]} for name in ("writing", "summarization", "coding")]
+    prompts = tmp_path / "prompts.jsonl.gz"
+    prompts.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    asked: dict[str, Any] = {}
+
+    def run(command: list[str], *, cwd: Path, **_: Any) -> Any:
+        asked["prompts"] = [json.loads(line)["id"] for line in (cwd / "mixed.jsonl").read_text().splitlines()]
+        asked["refusal"] = CliRunner().invoke(app, [*command[3:], "--concurrency", "0"])  # everything before it is understood
+        for name in ("sweep.json", "sweep.png"):
+            (cwd / name).write_text(name)
+        return argparse.Namespace(returncode=0)
+
+    monkeypatch.setattr(sweep_cpu.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["sweep_cpu", str(prompts), "--number", "1", "--results", str(tmp_path), "--images", str(tmp_path / "images")])
+    sweep_cpu.main()
+    assert asked["prompts"] == ["writing", "summarization", "coding"]
+    assert "--concurrency" in asked["refusal"].stderr
+    assert asked["refusal"].exit_code == 2
+    assert ((tmp_path / "sweep_cpu.json").read_text(), (tmp_path / "images" / "sweep-cpu.png").read_text()) == ("sweep.json", "sweep.png")
