@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
@@ -30,6 +29,7 @@ from .limits import check_lane
 from .loop import step
 from .metrics import Metrics
 from .peers import DrafterFactory, VerifierFactory, VerifierPeer, answer_in_time
+from .readiness import Readiness, ReadinessWatch
 from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
 from .sink import Sink
@@ -37,13 +37,6 @@ from .stop import StopRules
 from .variants import Variants
 
 logger = logging.getLogger(__name__)
-
-
-class Readiness(NamedTuple):
-    """Whether requests are taken, and what is missing."""
-
-    is_ready: bool
-    reason: str
 
 
 class RequestHandle:
@@ -80,17 +73,15 @@ class Engine:
             raise FailedPreconditionError("no verifier is configured; name at least one with --verifiers host:port")
         self._config = config
         self._admission = Admission(config, self._accept, self._lane_changed, self._give_up)
-        self._fleet = Fleet(config, self._admission, connect_verifier, connect_drafter, resolve, lambda lane: lane.run(step))
+        self._fleet = Fleet(config, self._admission, connect_verifier, connect_drafter, resolve, lambda runner: runner.run(step))
         self._requests: set[Request] = set()
         self._num_arrivals = 0
         self.speculation: tuple[EffectiveSetting, ...] = ()
         self._balancing: asyncio.Task[None] | None = None
         self._tokenizer: Tokenizer | None = None
         self._is_stopping = False
-        self._last_ready = Readiness(False, "not started")
-        self._ready_event = asyncio.Event()
+        self._readiness = ReadinessWatch(config.verifier_wait_s, self._waited_too_long)
         self._idle_event = asyncio.Event()
-        self._loss_timer: asyncio.TimerHandle | None = None
 
     @property
     def description(self) -> EngineDescription | None:
@@ -146,7 +137,7 @@ class Engine:
 
     async def readiness_changed(self) -> None:
         """Returns at the next change of `ready`; any number of tasks may wait."""
-        await self._ready_event.wait()
+        await self._readiness.changed()
 
     async def start(self) -> None:
         """Begins to connect. Peers that are configured by their own addresses and can be reached now must match; others are waited for.
@@ -175,11 +166,10 @@ class Engine:
             fail_request(
                 self._admission, request, UnavailableError(f"the coordinator is shutting down; {progress_of(request)}; send it again elsewhere")
             )
-        if self._loss_timer is not None:
-            self._loss_timer.cancel()
         if self._balancing is not None:
             self._balancing.cancel()
         await self._fleet.stop()
+        self._readiness.stop()
         if self._admission.calibration is not None:
             await self._admission.calibration.stop()
         await asyncio.to_thread(self._admission.telemetry.close)
@@ -270,23 +260,13 @@ class Engine:
         self._fleet.connect_drafters()
 
     def _lane_changed(self) -> None:
-        """Wakes whoever waits for readiness; bounds how long requests wait once no verifier is there."""
-        ready = self.ready
-        if ready != self._last_ready:
-            self._last_ready = ready
-            self._ready_event.set()
-            self._ready_event = asyncio.Event()
-        if any(lane.is_ready for lane in self.lanes):
-            if self._loss_timer is not None:
-                self._loss_timer.cancel()
-                self._loss_timer = None
+        has_verifier = any(lane.is_ready for lane in self.lanes)
+        self._readiness.look(self.ready, has_verifier=has_verifier)
+        if has_verifier:
             for lane in self.lanes:
                 lane.wake()
-        elif self._loss_timer is None:
-            self._loss_timer = asyncio.get_running_loop().call_later(self._config.verifier_wait_s, self._waited_too_long)
 
     def _waited_too_long(self) -> None:
-        self._loss_timer = None
         for request in list(self._requests):
             reason = f"no verifier came back within {self._config.verifier_wait_s:g} s ({self.ready.reason}); {progress_of(request)}"
             fail_request(self._admission, request, UnavailableError(f"{reason}; send it again"))

@@ -13,6 +13,7 @@ from .admission import Admission
 from .discovery import Discovery, Resolver
 from .drafters import Drafter
 from .lane import Lane
+from .lane_runner import LaneRunner
 from .link import DraftLink
 from .peers import DrafterFactory, VerifierFactory, VerifierPeer
 from .probe import probe_peers
@@ -41,7 +42,7 @@ class Fleet:
         connect_verifier: VerifierFactory,
         connect_drafter: DrafterFactory,
         resolve: Resolver,
-        run_lane: Callable[[Lane], Coroutine[None, None, None]],
+        run_lane: Callable[[LaneRunner], Coroutine[None, None, None]],
     ) -> None:
         self._config = config
         self._admission = admission
@@ -143,11 +144,11 @@ class Fleet:
         self._admission.lane_changed()
 
     def _add_lane(self, address: str, peer: VerifierPeer) -> None:
-        lane = Lane(self._num_lanes, address, peer, self._hello, self._admission, self._verifiers.server_names[address])
+        lane = Lane(self._num_lanes, address, self._admission, self._verifiers.server_names[address])
         self._num_lanes += 1
         lane.links += [self._link(drafter, lane) for drafter in self._shared.values()]
         self._admission.lanes.append(lane)
-        self._running[lane] = self._spawn(self._run_lane(lane))
+        self._running[lane] = self._spawn(self._run_lane(LaneRunner(lane, peer, self._hello)))
         self.connect_drafters()
         logger.info("lane %d: verifier %s", lane.index, address)
 

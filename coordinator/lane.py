@@ -4,18 +4,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError, UnavailableError
-from specwire.messages import Hello, SlotRef, VerifyCost, VerifyResult, VerifyRound, VerifyRow
+from specwire.messages import ServiceDescription, SlotRef, VerifyCost, VerifyResult, VerifyRound, VerifyRow, Welcome
 from specwire.policy.cost import verify_ms
 from specwire.policy.schedule import SteadySchedule
 
 from .adaptive import LanePolicy
 from .answer_watch import AnswerWatch
-from .backoff import Backoff
-from .balance import let_go
 from .chunks import ChunkLimit
 from .countdown import Countdown
 from .counters import Counters, DegradedLog
@@ -23,7 +20,7 @@ from .halves import least_halved
 from .inbox import Inbox
 from .limits import check_instance
 from .link import DraftLink
-from .peers import VerifierPeer, VerifyStream, answer_in_time, greet
+from .peers import VerifyStream
 from .pins import Pins
 from .proposals import list_proposals
 from .sequence import Sequence
@@ -39,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lane:
-    """Drives one verifier: `run` connects and steps until cancelled, and again after every loss.
+    """What the step works on. Connected and stepped by its LaneRunner.
 
     Attributes:
         is_ready: connected, and takes rounds; reason: why not.
@@ -60,7 +57,7 @@ class Lane:
         free, epochs: unused slots, and the last epoch of every slot.
     """
 
-    def __init__(self, index: int, address: str, peer: VerifierPeer, hello: Hello, admission: "Admission", server_name: str = "") -> None:
+    def __init__(self, index: int, address: str, admission: "Admission", server_name: str = "") -> None:
         self.index = index
         self.address = address
         self.server_name = server_name
@@ -92,8 +89,6 @@ class Lane:
         self.verify_cost = VerifyCost()
         self.chunk_limit = ChunkLimit(0, VerifyCost(), 1, "")
         self.eos_token_ids: tuple[int, ...] = ()
-        self._peer = peer
-        self._hello = hello
         self._stream: VerifyStream | None = None
         self._session = 0
         self._inbox = Inbox(self.wake, self._drain)
@@ -200,51 +195,30 @@ class Lane:
 
     # --- connection ---
 
-    async def run(self, step: "Callable[[Lane], Awaitable[None]]") -> None:
-        """Connects and steps; cancelled from outside."""
-        backoff = Backoff()
-        try:
-            while True:
-                try:
-                    await self._connect()
-                    first_round = self.next_round
-                    while not self.is_draining or self.in_flight:
-                        if self.leaving:
-                            let_go(self)
-                        await step(self)
-                        if self.next_round - len(self.in_flight) > first_round:  # one was answered
-                            backoff.reset()
-                    self._hand_over()
-                except SpecwireError as error:
-                    self._lose(error)
-                except Exception as error:
-                    logger.exception("lane %d: a fault in its step", self.index)
-                    self._lose(InternalError(f"{type(error).__name__}: {error}"))
-                await backoff.wait()
-        finally:
-            self._hang_up()
-            await self._peer.close()
+    def expect(self, instance_id: str) -> None:
+        """It is about to be connected to this verifier. Raises FailedPreconditionError if that is another lane's, too."""
+        check_instance(instance_id, (lane for lane in self.admission.lanes if lane is not self))
+        self.instance_id = instance_id
 
-    async def _connect(self) -> None:
-        description = await answer_in_time(self._peer.describe(), "Describe")
-        check_instance(description.instance_id, (lane for lane in self.admission.lanes if lane is not self))
-        self.instance_id = description.instance_id
-        await self.admission.accept(self._peer, description)
-        stream = self._stream = self._peer.open_stream()
-        self._session += 1
-        welcome = await greet(stream, VerifyRound(self._session, self.index, 0, hello=self._hello))
-        engine = self.admission.description
+    def begin(self, session: int, stream: VerifyStream, description: ServiceDescription, welcome: Welcome, max_outstanding_rounds: int) -> None:
+        """Takes rounds from now on, over a stream whose welcome was taken; with an accepted verifier, which sets what a round may hold.
+
+        Args:
+            max_outstanding_rounds: what both allow.
+        """
+        engine, config, label = self.admission.description, self.admission.config, f"lane {self.index}"
         assert engine is not None, "an accepted verifier gives the engine its description"
+        self._session, self._stream = session, stream
         self.max_num_batched_tokens = engine.max_num_batched_tokens
         self.admission.variants.equip(self, engine.schedule)
         self.num_speculative_tokens, self.vocab_size = engine.num_speculative_tokens, engine.vocab_size
         self.block_size = description.block_size or 1
         self.num_blocks, self.verify_cost = description.num_blocks, description.verify_cost
         self.tests_ratio = description.rejection_sample_method == "probabilistic"
-        self.chunk_limit = ChunkLimit(self.admission.config.max_decode_gap_ms, self.verify_cost, self.block_size, f"lane {self.index}: its verifier")
+        self.chunk_limit = ChunkLimit(config.max_decode_gap_ms, self.verify_cost, self.block_size, f"{label}: its verifier")
         self.eos_token_ids = description.eos_token_ids
-        self.max_outstanding_rounds = max(1, min(self._hello.max_outstanding_rounds, welcome.max_outstanding_rounds))
-        self.half_batches_from = least_halved(self.admission.config, self.max_outstanding_rounds, f"lane {self.index}")
+        self.max_outstanding_rounds = max_outstanding_rounds
+        self.half_batches_from = least_halved(config, max_outstanding_rounds, label)
         self.num_free_blocks = welcome.free_blocks
         self.policy = None
         self.use_policy()
@@ -278,13 +252,13 @@ class Lane:
         self.counters.num_verifier_timeouts += 1
         self._inbox.fail(error)
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """The verifier is about to stop and owes no answer: its sequences go on elsewhere."""
         self.counters.num_handovers += len(self.running)
         logger.info("lane %d: verifier %s stops; %d sequences go on elsewhere", self.index, self.address, len(self.running))
         self._leave()
 
-    def _lose(self, error: SpecwireError) -> None:
+    def lose(self, error: SpecwireError) -> None:
         """The verifier is gone, or has never been there: its sequences wait for another lane, or for this one."""
         was, self.reason = self.reason, f"verifier {self.address}: {error}"
         if self.is_connected:
@@ -300,7 +274,7 @@ class Lane:
         """Hangs up; what runs here waits for a lane."""
         self.is_ready = self.is_draining = False
         self.instance_id = ""
-        self._hang_up()
+        self.hang_up()
         for sequence in list(self.running):
             self.release(sequence)
             self.admission.requeue(sequence, setback)
@@ -310,7 +284,8 @@ class Lane:
             link.post(Countdown(), may_open=False)
         self.admission.lane_changed()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Ends the stream, if there is one."""
         self._inbox.close()
         self._watch.stop()
         if self._stream is not None:

@@ -11,8 +11,8 @@ import pytest
 
 from coordinator import exposition
 from coordinator.counters import Counters
-from coordinator.engine import Readiness
 from coordinator.metrics import Metrics
+from coordinator.readiness import Readiness
 from coordinator.variants import Variants
 from specwire.api_keys import hash_key, make_key
 from specwire.client import AsyncClient
