@@ -1,11 +1,10 @@
 """A draft model in a service of its own on the verifier's GPU: llama-8b and llama-1b with made-up weights, drafts accepted at given rates.
 
-Plain decoding, fixed K and a batch-size schedule, which is chosen from the cost tables that both services measured at their start, take turns at the
-same verifier, behind the same prompts. Tokens a second = sequences x steps / (time of all tokens - time of 1 token), the slowest sequence included;
+Plain decoding and fixed K take turns at the same verifier, behind the same prompts; then plain decoding and the batch-size schedule that `specwire
+advise` makes of those steps. Tokens a second = sequences x steps / (time of all tokens - time of 1 token), the slowest sequence included;
 the best of the repeats. `alone` times the draft model without services.
 """
 
-import contextlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from benchmarks.gpu.draft_alone import measure_alone
 from benchmarks.gpu.engine_models import LLAMA_1B, LLAMA_8B, TINY, TINY_DRAFT, save_shape
 from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.load import random_prompts, run_batch
-from benchmarks.gpu.schedule import Schedule, choose_schedule, predicted_ms
+from benchmarks.gpu.schedule import Schedule, advised_schedule, measured_steps, predicted_ms
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slice, Slices, make_parser
 from benchmarks.gpu.stack import UNIX, Peers, drafter_config, serve_coordinator, serve_peers, verifier_config
@@ -29,7 +28,7 @@ from specwire.policy.cost import StepCost
 from specwire.speculative_config import SpeculativeConfig
 
 SLICES = SECONDS["draft"]
-"""Of the last two, the first one also pays for the start and for plain decoding: 120 s each alone."""
+"""Of the last two, the first one also pays for the start."""
 AIMS = {"fixed": {1: 420, 8: 2800, 32: 8800, 128: 14000, 256: 16000}, "schedule": {32: 9000, 128: 16500}}
 """Tokens a second."""
 MIN_X_PLAIN = 0.98
@@ -63,21 +62,27 @@ async def measure(slices: Slices, names: list[str], sizes: Sizes, device: str, *
         )
         async with serve_peers(folder, sizes, target.vocab_size, verifier, drafter) as peers:
             cost, draft_costs = await read_cost(peers), await read_draft_costs(peers)
-            schedules: dict[str, Schedule] = {"plain": ((1, sizes.max_num_seqs, 0),), "fixed": ((1, sizes.max_num_seqs, sizes.num_draft_tokens),)}
-            if "schedule" in names:
-                schedules["schedule"] = choose_schedule(cost, _rates(sizes), sizes.max_num_seqs, _context(sizes))
-            with contextlib.ExitStack() as files:
-                parts = {name: files.enter_context(slices.open(name, keep=lambda row: True)) for name in names}
-                for name, part in parts.items():
+            every = (1, sizes.max_num_seqs)
+            schedules: dict[str, Schedule] = {"plain": ((*every, 0),), "fixed": ((*every, sizes.num_draft_tokens),)}
+            rows = slices.rows("fixed")
+            if "schedule" in names and not rows:
+                names = ["fixed", "schedule"]  # one is made from the other
+            for name in names:
+                if name == "schedule":
+                    steps = measured_steps(rows, _context(sizes))
+                    schedules[name] = advised_schedule(cost, _rates(sizes), steps, sizes.max_num_seqs, _context(sizes))
+                with slices.open(name, keep=lambda row: True) as part:
                     part.note(schedule=schedules[name], draft_costs=draft_costs)
-                for count in sizes.concurrency:
-                    left = {name: part for name, part in parts.items() if not part.has(c=count)}
-                    if left:
-                        await compare(left, peers, speculative, schedules, cost, prompts[:count], min_draft_wait_ms=10_000.0 if is_tiny else 5.0)
+                    for count in (count for count in sizes.concurrency if not part.has(c=count)):
+                        await compare(
+                            name, part, peers, speculative, schedules, cost, prompts[:count], min_draft_wait_ms=10_000.0 if is_tiny else 5.0
+                        )
+                rows = part.rows if name == "fixed" else rows
 
 
 async def compare(
-    parts: Mapping[str, Slice],
+    name: str,
+    part: Slice,
     peers: Peers,
     speculative: SpeculativeConfig,
     schedules: Mapping[str, Schedule],
@@ -85,36 +90,35 @@ async def compare(
     prompts: list[list[int]],
     **fields: Any,
 ) -> None:
-    """One number of sequences with every schedule, forth and back: what is compared must not be a matter of when it ran."""
+    """One number of sequences plainly and with a schedule, forth and back: what is compared must not be a matter of when it ran."""
     count = len(prompts)
-    order = ["plain", *parts]
+    order = ["plain", name]
     rows: dict[str, dict[str, Any]] = {}
-    for name in [*order, *reversed(order)] if peers.sizes.num_repeats > 1 else order:
-        config = replace(speculative, num_speculative_tokens_per_batch_size=schedules[name])
+    for policy in [*order, *reversed(order)] if peers.sizes.num_repeats > 1 else order:
+        config = replace(speculative, num_speculative_tokens_per_batch_size=schedules[policy])
         row = await measure_batch(peers, config, prompts, **fields)
-        if name not in rows or row["tok_s"] > rows[name]["tok_s"]:
-            rows[name] = row
+        if policy not in rows or row["tok_s"] > rows[policy]["tok_s"]:
+            rows[policy] = row
     plain_tok_s, context = rows["plain"]["tok_s"], _context(peers.sizes)
-    for name, part in parts.items():
-        k = next(k for first, last, k in schedules[name] if first <= count <= last)
-        tok_s, aim = rows[name]["tok_s"], AIMS[name].get(count)
-        assert not k or rows[name]["acceptance_length"] > 1, f"{count} sequences with K = {k}: no draft was accepted"
-        part.add(
-            {
-                "c": count,
-                "k": k,
-                "tok_s": tok_s,
-                "aim_tok_s": aim,
-                "plain_tok_s": plain_tok_s,
-                "x_plain": tok_s / plain_tok_s,
-                "is_met": tok_s >= (aim or 0) and (name == "fixed" or tok_s >= MIN_X_PLAIN * plain_tok_s),
-                "peer_tok_s": peer.DRAFT_TOK_S.get(count),
-                "peer_plain_tok_s": peer.PLAIN_TOK_S["llama-8b"].get(count),
-                "predicted_ms": predicted_ms(cost, k, count, context),
-                **rows[name],
-                "plain": rows["plain"],
-            }
-        )
+    k = next(k for first, last, k in schedules[name] if first <= count <= last)
+    tok_s, aim = rows[name]["tok_s"], AIMS[name].get(count)
+    assert not k or rows[name]["acceptance_length"] > 1, f"{count} sequences with K = {k}: no draft was accepted"
+    part.add(
+        {
+            "c": count,
+            "k": k,
+            "tok_s": tok_s,
+            "aim_tok_s": aim,
+            "plain_tok_s": plain_tok_s,
+            "x_plain": tok_s / plain_tok_s,
+            "is_met": tok_s >= (aim or 0) and (name == "fixed" or tok_s >= MIN_X_PLAIN * plain_tok_s),
+            "peer_tok_s": peer.DRAFT_TOK_S.get(count),
+            "peer_plain_tok_s": peer.PLAIN_TOK_S["llama-8b"].get(count),
+            "predicted_ms": predicted_ms(cost, k, count, context),
+            **rows[name],
+            "plain": rows["plain"],
+        }
+    )
 
 
 async def measure_batch(peers: Peers, speculative: SpeculativeConfig, prompts: list[list[int]], **fields: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from benchmarks.gpu.feature_traffic import FeatureTraffic
 from benchmarks.gpu.head_files import save_eagle3_head
 from benchmarks.gpu.jobs import SECONDS
 from benchmarks.gpu.load import random_prompts, run_batch
-from benchmarks.gpu.schedule import choose_schedule
+from benchmarks.gpu.schedule import Schedule, advised_schedule, measured_steps
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slice, Slices, make_parser
 from benchmarks.gpu.stack import UNIX, Peers, drafter_config, serve_coordinator, serve_peers, verifier_config
@@ -67,21 +67,29 @@ async def measure_eagle3(part: Slice, sizes: Sizes, device: str, *, is_tiny: boo
         async with peers.serve() as (served, metrics):
             cost = await read_cost(served)
             context = sizes.num_prompt_tokens + sizes.num_steps // 2
-            schedule = choose_schedule(cost, RATES, sizes.max_num_seqs, context)
-            part.note(schedule=schedule, draft_costs=await read_draft_costs(served))
+            part.note(draft_costs=await read_draft_costs(served))
             every = (1, sizes.max_num_seqs)
-            configs = {
-                "plain": replace(speculative, num_speculative_tokens_per_batch_size=((*every, 0),)),
-                "fixed": replace(speculative, num_speculative_tokens_per_batch_size=((*every, NUM_DRAFTS),)),
-                "schedule": replace(speculative, num_speculative_tokens_per_batch_size=schedule),
-            }
-            for count in (count for count in sizes.concurrency if not part.has(c=count)):
-                rows = await _measure(served, metrics, configs, prompts[:count], is_tiny=is_tiny)
-                aim = EAGLE3_AIMS.get(count, 1.0) * peer.EAGLE3_TOK_S.get(count, 0)
-                best = max(rows["fixed"]["tok_s"], rows["schedule"]["tok_s"])
-                part.add(
-                    {"c": count, "tok_s": best, "aim_tok_s": aim, "is_met": best >= aim, "peer_tok_s": peer.EAGLE3_TOK_S.get(count), **_columns(rows)}
-                )
+            plain = replace(speculative, num_speculative_tokens_per_batch_size=((*every, 0),))
+
+            async def compare(policy: str, schedule: Schedule, counts: Sequence[int]) -> None:
+                configs = {"plain": plain, policy: replace(speculative, num_speculative_tokens_per_batch_size=schedule)}
+                for count in (count for count in counts if not part.has(c=count, policy=policy)):
+                    rows = await _measure(served, metrics, configs, prompts[:count], is_tiny=is_tiny)
+                    tok_s, aim = rows[policy]["tok_s"], EAGLE3_AIMS.get(count, 1.0) * peer.EAGLE3_TOK_S.get(count, 0)
+                    known = {"aim_tok_s": aim, "is_met": tok_s >= aim, "peer_tok_s": peer.EAGLE3_TOK_S.get(count)}
+                    part.add({"c": count, "policy": policy, "tok_s": tok_s, **known, **_columns(rows)})
+
+            await compare("fixed", ((*every, NUM_DRAFTS),), sizes.concurrency)
+            schedule = advised_schedule(cost, RATES, measured_steps(_steps(part.rows), context), sizes.max_num_seqs, context)
+            part.note(schedule=schedule)
+            fixed = {count for first, last, k in schedule if k == NUM_DRAFTS for count in range(first, last + 1)}
+            await compare("schedule", schedule, [count for count in sizes.concurrency if count not in fixed])
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows of fixed K, as `measured_steps` takes them."""
+    fixed = [(row["c"], row["configurations"]) for row in rows if row["policy"] == "fixed"]
+    return [{"c": count, "k": NUM_DRAFTS, **found["fixed"], "plain": found["plain"]} for count, found in fixed]
 
 
 async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace) -> None:

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.gpu.known_rates import KnownRate
-from benchmarks.gpu.schedule import Schedule
+from benchmarks.gpu.schedule import Schedule, advised_schedule
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.window import Window
-from specwire.advise.decision import choose_schedule, fixed_rates
-from specwire.advise.drafts import DraftYield
-from specwire.advise.steps import StepPoint, StepTimes
+from specwire.advise.steps import StepPoint
 from specwire.policy.cost import StepCost
 
 MIXES: dict[str, tuple[float, ...]] = {"uniform": (0.8,), "mixed": (0.9, 0.3)}
@@ -18,8 +16,6 @@ FIXED = (1, 2, 3, 5, 7)
 SIGMA = 0.5
 """Noise of confidences that all bars are for."""
 NUM_DRAFT_TOKENS = 7
-_MIN_GAIN = 0.02
-"""As `specwire advise` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +92,7 @@ class Points:
     def advise(self, cost: StepCost, rates: Sequence[float], max_num_seqs: int, context_len: int) -> Schedule:
         """The schedule that `specwire advise` makes of these steps for such a mix of requests."""
         survivals = [sum(rate**position for rate in rates) / len(rates) for position in range(1, NUM_DRAFT_TOKENS + 1)]
-        numbers = range(NUM_DRAFT_TOKENS + 1)
-        drafts = DraftYield(
-            tokens=tuple(1 + sum(survivals[:k]) for k in numbers), share=tuple(float(k > 0) for k in numbers), drafts=tuple(map(float, numbers))
-        )
-        times = StepTimes(cost, list(self.by_shape.values()), context_len)
-        return tuple(choose_schedule(fixed_rates(drafts, times, max_num_seqs), _MIN_GAIN))
+        return advised_schedule(cost, survivals, list(self.by_shape.values()), max_num_seqs, context_len)
 
 
 def known_rates(mix: str, sigma: float, count: int) -> list[KnownRate]:

@@ -1,12 +1,46 @@
-"""A batch-size schedule from the services' own cost tables: for every number of sequences the K with the most tokens a second."""
+"""Batch-size schedules: from the services' own cost tables alone, and from steps that were measured, as `specwire advise` makes them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from specwire.advise import decision
+from specwire.advise.drafts import DraftYield
+from specwire.advise.steps import StepPoint, StepTimes
 from specwire.policy.cost import StepCost, StepShape
 
 Schedule = tuple[tuple[int, int, int], ...]
+_MIN_GAIN = 0.02
+"""As `specwire advise` has it."""
+
+
+def advised_schedule(cost: StepCost, survivals: Sequence[float], steps: Sequence[StepPoint], max_num_seqs: int, context_len: int) -> Schedule:
+    """The schedule that `specwire advise` makes of steps that were measured.
+
+    Args:
+        cost: by the services' tables, which the steps correct.
+        survivals: probability that the first i drafts are all accepted, for i = 1..K_max.
+        steps: some with K = 0 and some with another one.
+        context_len: mean tokens of a sequence.
+    """
+    numbers = range(len(survivals) + 1)
+    drafts = DraftYield(
+        tokens=tuple(1 + sum(survivals[:k]) for k in numbers), share=tuple(float(k > 0) for k in numbers), drafts=tuple(map(float, numbers))
+    )
+    times = StepTimes(cost, steps, context_len)
+    return tuple(decision.choose_schedule(decision.fixed_rates(drafts, times, max_num_seqs), _MIN_GAIN))
+
+
+def measured_steps(rows: Sequence[Mapping[str, Any]], context_len: int) -> list[StepPoint]:
+    """The steps behind tokens a second of `c` sequences with `k` drafts and without any (`plain`): what a step takes if all that a batch takes is
+    shared out among its steps."""
+    found = []
+    for row in rows:
+        for k, one in ((0, row["plain"]), (row["k"], row)):
+            step_ms = 1000 * row["c"] * one["acceptance_length"] / one["tok_s"]
+            found.append(StepPoint(row["c"], k, float(k > 0), float(k), step_ms, context_len))
+    return found
 
 
 def choose_schedule(cost: StepCost, rates: Sequence[float], max_num_seqs: int, num_context_tokens: int) -> Schedule:

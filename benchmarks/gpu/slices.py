@@ -99,6 +99,11 @@ class Slices:
         header = {"benchmark": f"gpu/{self._benchmark}-{name}", **self._header} | ({"rows_of_earlier_runs": len(rows)} if rows else {})
         return Slice(f"{self._benchmark} {name}", self._path(name), header, rows)
 
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Of a slice's complete file of the same commit and settings; none if there is none."""
+        done = self._find_complete(self._path(name))
+        return [] if done is None else list(done["rows"])
+
     def _path(self, name: str) -> Path:
         return self._folder / f"{self._benchmark}-{name}.json"
 
