@@ -106,3 +106,9 @@ def test_heads_are_trained_counted_and_packed(target_folder: Path, prompts: Path
     assert {f"results/{name}/head/README.md" for name in ("eagle3", "dspark", "eagle3-kl")} <= set(names)
     assert [name for name in names if name.endswith(".safetensors")] == [f"results/{name}/head/model.safetensors" for name in ("dspark", "eagle3")]
     assert {"results/bench/answers.npz", "work/answers/part-00000.npz"} <= set(names)
+
+
+def test_answers_of_an_earlier_call_are_taken_on_any_device(tmp_path: Path) -> None:
+    (tmp_path / "answers.json").write_text(json.dumps({"rows_per_part": 2048}))
+    assert train_heads._rows_per_part(tmp_path, "cpu") == 2048
+    assert train_heads._rows_per_part(tmp_path / "none", "cpu") == 32
