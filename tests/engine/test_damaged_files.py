@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specwire.engine.cache_dir import remembered
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import load_model
+from specwire.engine.models.weights import FORMAT_DTYPES
 from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from specwire.tokenizer import Tokenizer
 from tests.engine.gguf_writer import write_tiny_gguf
@@ -106,6 +108,18 @@ def test_a_damaged_json_file_is_named(tiny_folder, tmp_path, name, content, mess
 def test_values_that_cannot_be_are_named(tiny_folder, changes, message):
     with pytest.raises(InvalidArgumentError, match=message):
         ModelConfig.from_dict(json.loads((tiny_folder / "config.json").read_text()) | changes)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_a_model_that_runs_does_not_depend_on_its_files(tiny_folder, tmp_path, weights):
+    """A file that is mapped into memory and written anew, as saving a model into the folder that is served from does, would change the model, or end
+    the process."""
+    folder, dtype = tmp_path / "model", FORMAT_DTYPES[weights]
+    shutil.copytree(tiny_folder, folder)
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}, folder / "model.safetensors")
+    model = load_model(folder, dtype, weights=weights)
+    assert str(folder) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert model.weights_format == weights
 
 
 def test_damaged_4_bit_weights_are_named(tiny_folder, tmp_path):

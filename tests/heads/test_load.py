@@ -49,6 +49,16 @@ def test_a_drafter_says_what_it_needs(target: Target, checkpoints: dict[str, Che
     assert windowed.description.max_model_len == 40
 
 
+@pytest.mark.parametrize("name", ["eagle3_speculators", "eagle3_two_layers", "dflash_plain", "mtp_speculators"])
+def test_a_head_that_runs_does_not_depend_on_its_files(target: Target, checkpoints: dict[str, Checkpoint], name: str) -> None:
+    """Nor on those of its target, whose embedding it may share: they may be written anew."""
+    drafter = build_method(config(target, method=name.partition("_")[0], model=str(checkpoints[name].folder)))
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert str(checkpoints[name].folder) not in maps
+    assert str(target.folder) not in maps
+    assert isinstance(drafter, DraftHead)
+
+
 def test_without_the_instructions_torch_computes_a_head_and_the_log_says_so(
     target: Target, checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,7 +82,7 @@ class HeadTensors:
         if name in self._files:
             path, stored = self._files[name]
             with safe_open(path, framework="pt") as handle:
-                tensor = handle.get_tensor(stored)
+                tensor = handle.get_tensor(stored).clone()  # what is read is the file itself, in memory, which may be written anew
         elif name in self._loaded:
             tensor = self._loaded[name]
         else:

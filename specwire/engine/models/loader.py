@@ -137,7 +137,8 @@ def build_decoder(
         return tensor
 
     def single(name: str) -> torch.Tensor:
-        return get(name).to(device=device, dtype=dtype)
+        # A copy on a CPU: what is read is the file itself, in memory, and who writes it anew would change the model that runs, or crash it.
+        return get(name).to(device=device, dtype=dtype, copy=torch.device(device).type == "cpu")
 
     def fused(names: list[str]) -> torch.Tensor:
         if len(names) == 1:
