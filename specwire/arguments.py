@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import difflib
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,11 @@ def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> C
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         groups[group].add_argument(flag_name(field.name), type=_parser(hints[field.name]), default=argparse.SUPPRESS, help=text, **switch)
-    given = vars(parser.parse_args(arguments))
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        nearest = difflib.get_close_matches(unknown[0].partition("=")[0], map(flag_name, hints), 1)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {nearest[0]}?' if nearest else ''}")
+    given = vars(known)
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     section = kind.__name__.removesuffix("Config").lower()
     try:

@@ -159,7 +159,7 @@ def test_what_is_not_built_is_refused_by_name(values: dict[str, Any], message: s
     [
         (["--max-num-seqs", "many"], "'many'"),
         (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
-        (["--max-num-seq", "3"], "--max-num-seq"),
+        (["--max-num-seq", "3"], "--max-num-seq 3; did you mean --max-num-seqs?"),
         (["--model"], "--model"),
         (["--enable-prefix-caching", "maybe"], "'maybe' is neither true nor false"),
         (["--speculative-config", "{"], "no JSON"),
