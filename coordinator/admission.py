@@ -10,7 +10,7 @@ from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError
 from specwire.messages import GenerateRequest, ServiceDescription
 from specwire.policy.capacity import EngineDescription
-from specwire.speculative_config import check_rates
+from specwire.speculative_acceptance import check_rates
 from specwire.token_ids import check_token_ids
 
 from .calibration import Calibration

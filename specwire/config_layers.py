@@ -9,7 +9,8 @@ from typing import Any, Generic
 from specwire.config import Config
 from specwire.config_fields import check_field, flag_name
 from specwire.errors import InvalidArgumentError, SpecwireError
-from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
+from specwire.speculative_acceptance import MEAN_RATE
+from specwire.speculative_config import SpeculativeConfig
 from specwire.speculative_method import has_model
 
 SPECULATIVE = "speculative_config"

@@ -12,7 +12,8 @@ import yaml
 from specwire.config import MAX_REPLICAS, ClientConfig, CoordinatorConfig, DrafterConfig, HttpConfig, UpConfig, VerifierConfig
 from specwire.config_layers import SPECULATIVE, ConfigError, Layer, ListedDrafter, Problem, Setting, Source
 from specwire.errors import InvalidArgumentError
-from specwire.speculative_config import MEAN_RATE, SpeculativeConfig
+from specwire.speculative_acceptance import MEAN_RATE
+from specwire.speculative_config import SpeculativeConfig
 from specwire.speculative_keys import FOREIGN_KEYS
 
 SECTIONS: Mapping[str, type] = {

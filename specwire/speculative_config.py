@@ -3,18 +3,24 @@
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.errors import InvalidArgumentError
 from specwire.policy.schedule import validate_schedule
+from specwire.speculative_acceptance import (
+    MEAN_RATE,
+    REJECTION_ALIASES,
+    check_acceptance,
+    check_int,
+    is_number,
+    length_of_mean_rate,
+    synthetic_rates,
+)
 from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
 from specwire.speculative_method import METHOD_ALIASES, MODEL_METHODS, check_method, check_options, inferred_method, unread_options
 
-_REJECTION_METHODS = ("strict", "probabilistic", "synthetic")
-_REJECTION_ALIASES = {"standard": "strict"}
-_LATER_REJECTION = ("block",)
 _DEFAULT_NUM_TOKENS = 5
 MAX_NUM_TOKENS = 128
 """Largest K that may be configured."""
@@ -22,8 +28,6 @@ MAX_TREE_DEPTH = 256
 """Largest suffix_decoding_max_tree_depth."""
 MIN_SHARPNESS, MAX_SHARPNESS = 0.1, 10.0
 """Bounds of draft_sharpness."""
-MEAN_RATE = "synthetic_acceptance_rate"
-"""A key beside the fields: the mean rate over all positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,9 @@ class SpeculativeConfig:
             parallel_drafting=self.parallel_drafting,
             dspark_draft_topk=self.dspark_draft_topk,
         )
-        _check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_TOKENS)
-        _check_int("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 20)
-        _check_int("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 20)
+        check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_TOKENS)
+        check_int("prompt_lookup_min", self.prompt_lookup_min, 1, 1 << 20)
+        check_int("prompt_lookup_max", self.prompt_lookup_max, 1, 1 << 20)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidArgumentError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, but prompt_lookup_max is {self.prompt_lookup_max}; "
@@ -107,11 +111,18 @@ class SpeculativeConfig:
             raise InvalidArgumentError(f"enable_adaptive_verification is {self.enable_adaptive_verification!r}, but must be true or false")
         if self.draft_sample_method not in ("probabilistic", "greedy"):
             raise InvalidArgumentError(f"draft_sample_method is {self.draft_sample_method!r}, but must be probabilistic or greedy")
-        if self.draft_sharpness is not None and not _is_number(self.draft_sharpness, MIN_SHARPNESS, MAX_SHARPNESS):
+        if self.draft_sharpness is not None and not is_number(self.draft_sharpness, MIN_SHARPNESS, MAX_SHARPNESS):
             raise InvalidArgumentError(f"draft_sharpness is {self.draft_sharpness!r}, but must be a number from {MIN_SHARPNESS} to {MAX_SHARPNESS}")
         if self.max_model_len is not None:
-            _check_int("max_model_len", self.max_model_len, 1, 1 << 30)
-        self._check_acceptance()
+            check_int("max_model_len", self.max_model_len, 1, 1 << 30)
+        check_acceptance(
+            self.rejection_sample_method,
+            self.synthetic_acceptance_rates,
+            self.synthetic_acceptance_length,
+            self.num_speculative_tokens,
+            self.methods,
+            is_adaptive=self.enable_adaptive_verification,
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
@@ -126,8 +137,8 @@ class SpeculativeConfig:
         for key in ("method", "num_speculative_tokens_per_batch_size", "synthetic_acceptance_rates"):
             if isinstance(normal.get(key), list):
                 normal[key] = tuple(tuple(item) if isinstance(item, list) else item for item in normal[key])
-        if normal.get("rejection_sample_method") in list(_REJECTION_ALIASES):
-            normal["rejection_sample_method"] = _REJECTION_ALIASES[normal["rejection_sample_method"]]
+        if normal.get("rejection_sample_method") in list(REJECTION_ALIASES):
+            normal["rejection_sample_method"] = REJECTION_ALIASES[normal["rejection_sample_method"]]
         if normal.get("method") in list(METHOD_ALIASES):
             normal["method"] = METHOD_ALIASES[normal["method"]]
         if isinstance(normal.get("method"), tuple):
@@ -138,8 +149,10 @@ class SpeculativeConfig:
         if len(lookup) == 1:
             normal |= {"prompt_lookup_min": lookup[0], "prompt_lookup_max": lookup[0]}
         if MEAN_RATE in normal:
-            normal["synthetic_acceptance_length"] = _length_of_mean_rate(normal)
-            del normal[MEAN_RATE]
+            num_tokens = normal.get("num_speculative_tokens", _DEFAULT_NUM_TOKENS)
+            check_int("num_speculative_tokens", num_tokens, 1, MAX_NUM_TOKENS)
+            given = [key for key in ("synthetic_acceptance_rates", "synthetic_acceptance_length") if key in normal]
+            normal["synthetic_acceptance_length"] = length_of_mean_rate(normal.pop(MEAN_RATE), num_tokens, given)
         return cls(**normal)
 
     @classmethod
@@ -175,60 +188,18 @@ class SpeculativeConfig:
 
     def acceptance_rates(self) -> tuple[float, ...]:
         """Unconditional synthetic rates p_1..p_K: as given, or of least variance for the given length L = 1 + sum of p_i."""
-        if self.synthetic_acceptance_rates is not None:
-            return self.synthetic_acceptance_rates
-        if self.synthetic_acceptance_length is None:
-            return ()
-        mean = self.synthetic_acceptance_length - 1.0
-        return tuple(min(1.0, max(0.0, mean - i)) for i in range(self.num_speculative_tokens))
+        return synthetic_rates(self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens)
 
     def _check_suffix(self) -> None:
-        _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_TREE_DEPTH)
-        _check_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0, 1 << 30)
-        _check_int("suffix_decoding_corpus_tokens", self.suffix_decoding_corpus_tokens, 1, 1 << 30)
+        check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_TREE_DEPTH)
+        check_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0, 1 << 30)
+        check_int("suffix_decoding_corpus_tokens", self.suffix_decoding_corpus_tokens, 1, 1 << 30)
         for name, value, high in (
             ("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, MAX_TREE_DEPTH),
             ("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 1),
         ):
-            if not _is_number(value, 0, high):
+            if not is_number(value, 0, high):
                 raise InvalidArgumentError(f"{name} is {value!r}, but must be a number from 0 to {high}")
-
-    def _check_acceptance(self) -> None:
-        if self.rejection_sample_method in _LATER_REJECTION:
-            raise UnsupportedError(
-                f"rejection_sample_method {self.rejection_sample_method!r} is not built; use one of {', '.join(_REJECTION_METHODS)}"
-            )
-        if self.rejection_sample_method not in _REJECTION_METHODS:
-            raise InvalidArgumentError(
-                f"rejection_sample_method is {self.rejection_sample_method!r}, but must be one of {', '.join(_REJECTION_METHODS)}"
-            )
-        rates, length, num_tokens = self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
-        if self.rejection_sample_method == "probabilistic" and self.enable_adaptive_verification:
-            raise InvalidArgumentError(
-                "rejection_sample_method is probabilistic, but enable_adaptive_verification chooses drafts by their scores, which changes what a "
-                "ratio test emits; use strict, or leave enable_adaptive_verification out"
-            )
-        if self.rejection_sample_method == "probabilistic" and len(self.methods) > 1 and not set(self.methods).isdisjoint(MODEL_METHODS):
-            raise InvalidArgumentError(
-                f"rejection_sample_method is probabilistic, but the list {list(self.methods)} chooses between drafts that a model drew, which "
-                "changes what a ratio test emits; use strict, or one method"
-            )
-        if self.rejection_sample_method != "synthetic":
-            if rates is not None or length is not None:
-                raise InvalidArgumentError(
-                    "synthetic_acceptance_rates and synthetic_acceptance_length need rejection_sample_method synthetic; set it, or remove them"
-                )
-            return
-        if (rates is None) == (length is None):
-            raise InvalidArgumentError(
-                "rejection_sample_method synthetic needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length"
-            )
-        if rates is not None:
-            check_rates(rates, num_tokens)
-        elif not _is_number(length, 1, num_tokens + 1):
-            raise InvalidArgumentError(
-                f"synthetic_acceptance_length is {length!r}, but must be from 1 to num_speculative_tokens + 1 = {num_tokens + 1}"
-            )
 
 
 def read_keys(text: str) -> dict[str, Any]:
@@ -242,24 +213,6 @@ def read_keys(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InvalidArgumentError(f'speculative_config {text!r} is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
     return _normal_keys(values)
-
-
-def check_rates(rates: Sequence[float], num_tokens: int) -> None:
-    """Raise InvalidArgumentError unless there are num_tokens rates in [0, 1] that do not increase."""
-    if not isinstance(rates, (list, tuple)):
-        raise InvalidArgumentError(f"synthetic_acceptance_rates is {rates!r}, but must be a list of {num_tokens} numbers in [0, 1]")
-    if len(rates) != num_tokens:
-        raise InvalidArgumentError(
-            f"synthetic_acceptance_rates has {len(rates)} entries, but num_speculative_tokens is {num_tokens}; give one a position"
-        )
-    for index, rate in enumerate(rates):
-        if not _is_number(rate, 0, 1):
-            raise InvalidArgumentError(f"synthetic_acceptance_rates[{index}] is {rate!r}, but must be a number in [0, 1]")
-        if index and rate > rates[index - 1]:
-            raise InvalidArgumentError(
-                f"synthetic_acceptance_rates rise from {rates[index - 1]} to {rate} at index {index}, but P(first i all accepted) never rises; "
-                "give them in non-increasing order"
-            )
 
 
 def _normal_keys(values: Any) -> dict[str, Any]:
@@ -281,24 +234,3 @@ def _normal_keys(values: Any) -> dict[str, Any]:
             raise InvalidArgumentError(f"speculative_config has the unknown key {key!r}; {remedy}")
         normal[key] = value
     return normal
-
-
-def _length_of_mean_rate(values: Mapping[str, Any]) -> float:
-    """The acceptance length that synthetic_acceptance_rate asks for."""
-    rate, num_tokens = values[MEAN_RATE], values.get("num_speculative_tokens", _DEFAULT_NUM_TOKENS)
-    _check_int("num_speculative_tokens", num_tokens, 1, MAX_NUM_TOKENS)
-    if not _is_number(rate, 0, 1):
-        raise InvalidArgumentError(f"{MEAN_RATE} is {rate!r}, but must be a number in [0, 1]")
-    for other in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
-        if other in values:
-            raise InvalidArgumentError(f"{MEAN_RATE} is {rate}, but {other} is set too; remove one of them")
-    return 1.0 + float(rate) * int(num_tokens)
-
-
-def _is_number(value: object, low: float, high: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer from {low} to {high}")

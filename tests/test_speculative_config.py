@@ -9,7 +9,8 @@ import pytest
 
 from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
-from specwire.speculative_config import SpeculativeConfig, check_rates
+from specwire.speculative_acceptance import check_rates
+from specwire.speculative_config import SpeculativeConfig
 from specwire.speculative_keys import FOREIGN_KEYS
 from specwire.speculative_method import METHODS
 

@@ -8,7 +8,7 @@ from specwire.engine.sampling.slot import SlotSampling
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.messages import VerifyOpen
 from specwire.sampling_params import check_choice
-from specwire.speculative_config import check_rates
+from specwire.speculative_acceptance import check_rates
 from specwire.token_ids import check_token_ids
 
 

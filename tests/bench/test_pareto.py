@@ -23,7 +23,7 @@ from specwire.engine.graphs.tensors import RoundLimits
 from specwire.messages import CoordinatorStatus, DraftCost, DraftOpen, LaneStatus, VerifyCost
 from specwire.policy.cost import StepCost
 from specwire.sampling_params import SamplingParams
-from specwire.speculative_config import check_rates
+from specwire.speculative_acceptance import check_rates
 from tests.scripted.cluster import Cluster
 from tests.scripted.drafter import DrafterScript
 
