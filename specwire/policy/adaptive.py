@@ -50,6 +50,7 @@ class Kept:
         num_rows, num_sampling: R of the step, and sequences that emit a token in it whatever is drafted.
         expected_tokens, cost_ms: what the step should emit, and take; 0 where that is not known.
         plain_ms: what it would have taken without drafts, as the lane runs ahead.
+        worth, promised: see `RequestPlanner.promise`.
     """
 
     num_kept: Ints
@@ -62,6 +63,8 @@ class Kept:
     expected_tokens: float
     cost_ms: float
     plain_ms: float
+    worth: float
+    promised: float
 
     def take(self, rows: slice) -> "Kept":
         """Only these rows."""
@@ -125,12 +128,13 @@ class AdaptivePolicy:
         calibrated = self.calibrator.calibrate(lay_out(scores, num_offered, request.num_drafts), groups)
         num_drafts = num_tokens = len(scores)
         survival = survivals_of_probabilities(calibrated.confidences, num_offered, num_drafts)
+        worth, promised = self._planner.promise(shape)
         if self.cost.unknown:
             num_kept, expected, cost_ms, plain_ms = num_offered.copy(), 0.0, 0.0, 0.0
         else:
             priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked)
             costs = self.cost.budgets_ms(num_drafts, priced)
-            budget = choose_budget(survival, num_sampling, costs, self._planner.tokens_per_ms(shape))
+            budget = choose_budget(survival, num_sampling, costs, worth if shape.longest_row > 1 else None)
             num_kept, num_tokens, expected, cost_ms = budget.num_kept, budget.num_tokens, budget.expected_tokens, budget.cost_ms
             plain_ms = self.cost.plain_ms(shape)
         if request.is_probe:
@@ -139,7 +143,9 @@ class AdaptivePolicy:
             num_tokens = int(num_kept.sum())
         self.counters.num_offered += num_drafts
         self.counters.num_kept += num_tokens
-        return Kept(num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, plain_ms)
+        return Kept(
+            num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, plain_ms, worth, promised
+        )  # fmt: skip
 
     def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints) -> None:
         """A round was answered.
@@ -155,11 +161,9 @@ class AdaptivePolicy:
         self.forecast.observe(confidences[typical], num_asked[typical], grades[typical], is_lone=request.is_lone)
         num_verified = np.where(is_known, kept.num_kept, 0)
         self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
-        if not request.is_probe and kept.cost_ms and is_known.any():
-            emitted = kept.num_sampling + kept.num_rows * float(num_accepted[is_known].mean())
-            self._planner.observe_step(
-                emitted - kept.num_sampling, kept.expected_tokens - kept.num_sampling, kept.cost_ms - kept.plain_ms, kept.num_rows
-            )
+        if not request.is_probe and kept.worth and is_known.any():
+            accepted = kept.num_rows * float(num_accepted[is_known].mean())
+            self._planner.observe_step(accepted, kept.cost_ms - kept.plain_ms, kept.worth, kept.promised, kept.num_sampling)
         if request.is_lone and len(num_accepted):
             by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
             whole = is_known & (kept.num_kept == kept.num_offered)

@@ -69,6 +69,7 @@ def find_candidates(
     *,
     stay_steps: float,
     num_probed: int,
+    shortfall: float,
     tokens_per_ms: float | None = None,
 ) -> Candidates:
     """What comes of each option.
@@ -79,6 +80,7 @@ def find_candidates(
         options: see `list_options`; the first one asks for nothing.
         num_by_grade: [grades] sequences that can have drafts.
         stay_steps: steps over which the bubble of leaving run-ahead is spread.
+        shortfall: tokens that drafting is taken to bring less than the forecast promises.
         num_probed: rows of which a probe verifies all drafts, beside its budget.
         tokens_per_ms: see `specwire.policy.budget.choose_budget`.
     """
@@ -96,7 +98,7 @@ def find_candidates(
     num_asked = ((options[:, None, :] > np.arange(most)[:, None]) * num_by_grade).sum(axis=2)
     costs = without_drafts + cost.draft_ms(num_asked, shape)[:, None]
     spread = costs + bubble_ms / stay_steps
-    expected = num_sampling + forecast.gains(budgets, num_by_grade, options)
+    expected = (num_sampling - shortfall) + forecast.gains(budgets, num_by_grade, options)
     best = np.argmax(expected / spread if tokens_per_ms is None else expected - tokens_per_ms * spread, axis=1)
     rows = np.arange(len(options))
     tokens, times_ms = expected[rows, best], spread[rows, best]

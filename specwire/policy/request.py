@@ -28,14 +28,11 @@ _PROMISING = 0.75
 """Share of `_Plan.probe_gain` from which on a probe is followed by others at once."""
 _LEAVING_MARGIN = 0.02
 """By so much more must drafting pay to begin: of what chance makes look good, some is not."""
-_YIELD_BLEND = 1 / 32
-_DEFICIT_ROWS = 512
-"""Rows with drafts after which what an old one lost counts 1/e."""
-_MAX_DEFICIT_BLEND = 1 / 16
-_DEFICIT_DECAY = 1 / 256
-"""Of what was lost, each step without drafts."""
-_FULL_YIELD = 0.97
-"""From this yield on, steps are taken to be all alike."""
+_SHORTFALL_ROWS = 512
+"""Rows of drafting steps after which what an old one fell short counts 1/e."""
+_MAX_SHORTFALL_BLEND = 1 / 16
+_SHORTFALL_DECAY = 1 / 256
+"""Of what drafting fell short, each step without drafts."""
 
 
 class DraftRequest(NamedTuple):
@@ -100,12 +97,10 @@ class RequestPlanner:
         self._counters = counters
         self._hysteresis = hysteresis
         self._plans = [_Plan(), _Plan()]  # of steps without and with prefill chunks
-        self._yield = [1.0, 1.0]  # running means: tokens of steps, and what their time was worth without chunks
         self._stay_steps = _STAY_STEPS
         self._num_stayed = 0
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
-        self._plain_rate = 0.0  # tokens a millisecond of steps without drafts and chunks
-        self._deficit = 0.0  # tokens a row that drafting has lost lately beside running ahead; 0 where it has gained
+        self._shortfall = 0.0  # tokens a row that drafting lately gained less than was promised; 0 where it gained more
         self._next_plain = 0
         self._step = -1
         self._request = DraftRequest(0)
@@ -123,14 +118,11 @@ class RequestPlanner:
         self._counters.requested[self._request.num_drafts] += 1
         return self._request
 
-    def tokens_per_ms(self, shape: StepShape) -> float | None:
-        """What a millisecond of such a step is worth, where steps differ; None where they are all alike, or nothing is known."""
-        best_rate, current = self._plans[shape.longest_row > 1].best_rate, self._current_yield
-        return best_rate * current if current < _FULL_YIELD and best_rate else None
-
-    @property
-    def _current_yield(self) -> float:
-        return min(1.0, self._yield[0] / self._yield[1])
+    def promise(self, shape: StepShape) -> tuple[float, float]:
+        """Of the plan of such steps: tokens that a millisecond is worth (0 = not known), and tokens a row that drafts should bring beyond what their
+        time is worth, by the forecast alone."""
+        plan = self._plans[shape.longest_row > 1]
+        return plan.best_rate, plan.promised
 
     def _choose(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints]) -> DraftRequest:
         if fallback := self._cost.unknown:
@@ -140,7 +132,6 @@ class RequestPlanner:
             return DraftRequest(0)
         plan = self._plan(shape, num_sampling, most, count_grades)
         self._note_stay(plan.request.num_drafts > 0)
-        self._note_yield(plan)
         if plan.is_plain_unsure and self._step >= self._next_plain:
             self._next_plain, plan.is_plain_unsure = self._step + _PLAIN_STEPS, False
             return _MEASURED
@@ -165,35 +156,32 @@ class RequestPlanner:
         return plan
 
     def _replan(self, plan: "_Plan", shape: StepShape, num_sampling: int, num_by_grade: Ints) -> None:
-        """Most tokens beyond what the time is worth. Steps that are all alike are worth what the best of them emits; among others, with prefill
-        chunks, that is less by the share of time that goes into chunks, and the own rate of a step with a chunk says nothing."""
+        """Most tokens beyond what the time is worth, which is what the best of the steps without prefill chunks emits. Where there are chunks, too:
+        a token that is emitted sooner saves time of such a step, and no chunk, since chunks come with requests."""
         current = tuple([min(k, plan.most) for k in plan.request.by_grade or (plan.request.num_drafts,) * NUM_GRADES])
         options = list_options(self._forecast, num_by_grade, plan.most, current)
-        num_probed = num_probed_rows(int(num_by_grade.sum()))
+        num_drafting = int(num_by_grade.sum())
 
         def find(shape: StepShape, tokens_per_ms: float | None = None) -> Candidates:
             return find_candidates(
-                self._cost, self._forecast, shape, num_sampling, options, num_by_grade,
-                stay_steps=self._stay_steps, num_probed=num_probed, tokens_per_ms=tokens_per_ms,
+                self._cost, self._forecast, shape, num_sampling, options, num_by_grade, stay_steps=self._stay_steps,
+                num_probed=num_probed_rows(num_drafting), shortfall=self._shortfall * num_sampling, tokens_per_ms=tokens_per_ms,
             )  # fmt: skip
 
         is_mixed = shape.longest_row > 1
         found = find(shape._replace(num_tokens=num_sampling, num_rows=num_sampling, longest_row=1) if is_mixed else shape)
-        plan.best_rate = found.best_rate
-        worth = plan.best_rate * self._current_yield
-        if is_mixed or self._current_yield < _FULL_YIELD:
+        plan.best_rate = worth = found.best_rate
+        if is_mixed:
             found = find(shape, worth)
         values = found.tokens - worth * found.times_ms
-        values[1:] -= self._deficit * num_by_grade.sum()  # forecasts of drafts that seldom come are too good: of the best steps, and late
         chosen = int(np.argmax(values))
         kept = int((options == current).all(axis=1).argmax())
         margin = self._hysteresis if any(current) else max(self._hysteresis, _LEAVING_MARGIN)
         if values[chosen] <= values[kept] + margin * worth * found.times_ms[kept]:
             chosen = kept
-        plan.tokens, plan.step_ms = float(found.tokens[chosen]), float(found.times_ms[chosen])
+        plan.step_ms = float(found.times_ms[chosen])
         plan.request = _request(options[chosen], num_by_grade)
-        if not is_mixed:
-            self._plain_rate = num_sampling / float(found.times_ms[0])
+        plan.promised = float(values[chosen] - values[0]) / num_sampling + self._shortfall
         spread = self._cost.verify.correction.spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
         plan.is_plain_unsure = plan.request.num_drafts > 0 and not is_mixed and spread > _MAX_SPREAD
         is_lone, depth = not plan.request.num_drafts, plan.most
@@ -204,33 +192,27 @@ class RequestPlanner:
             depth = int(np.flatnonzero(losses <= _DEEPER_LOSS * losses[min(2, depth)])[-1])
         plan.probe = DraftRequest(depth, is_probe=True, is_lone=is_lone)
         plan.probe_loss_ms = float(losses[depth])
-        plan.probe_gain = float(worth * found.all_ms[depth] - num_sampling) / max(1, int(num_by_grade.sum()))
+        plan.probe_gain = float(worth * found.all_ms[depth] - num_sampling) / max(1, num_drafting)
 
     def observe_probe(self, tokens_per_row: float) -> None:
         """A probe beside which nothing is drafted has shown so many accepted tokens a row."""
         self.probes.observe(is_promising=tokens_per_row >= _PROMISING * self._plans[0].probe_gain)
 
-    def observe_step(self, num_accepted: float, num_expected: float, longer_ms: float, num_rows: int) -> None:
+    def observe_step(self, num_accepted: float, longer_ms: float, worth: float, promised: float, num_sampling: int) -> None:
         """A step with drafts, no probe, has ended.
 
         Args:
             num_accepted: of its drafts.
-            num_expected: of them, by the scores of the drafts that came.
             longer_ms: time that it took more than one without drafts.
-            num_rows: with drafters that answered.
+            worth, promised: `promise` as it was made.
+            num_sampling: sequences that emit a token in it whatever is drafted.
         """
-        worth = self._plain_rate * self._current_yield
-        if not worth:
-            return
         self._gain_ms += num_accepted / worth - longer_ms
         self._num_observed += 1
-        lost = (worth * longer_ms - num_expected) / num_rows
-        self._deficit = max(0.0, self._deficit + min(num_rows / _DEFICIT_ROWS, _MAX_DEFICIT_BLEND) * (lost - self._deficit))
-
-    def _note_yield(self, plan: "_Plan") -> None:
-        """By what steps should emit: what they do emit in the end says how good the forecast was, not what chunks cost."""
-        for index, value in enumerate((plan.tokens, plan.best_rate * plan.step_ms)):
-            self._yield[index] += _YIELD_BLEND * (value - self._yield[index])
+        # Forecasts of drafts that seldom come are too good: of the best steps, and late.
+        short = promised - (num_accepted - worth * longer_ms) / num_sampling
+        self._shortfall += min(num_sampling / _SHORTFALL_ROWS, _MAX_SHORTFALL_BLEND) * (short - self._shortfall)
+        self._shortfall = max(0.0, self._shortfall)
 
     def _note_stay(self, is_drafting: bool) -> None:
         """Follows for how many steps in a row drafting goes on; what that was in the past is forgotten."""
@@ -238,7 +220,7 @@ class RequestPlanner:
         if is_drafting:
             self._num_stayed += 1
             return
-        self._deficit -= _DEFICIT_DECAY * self._deficit
+        self._shortfall -= _SHORTFALL_DECAY * self._shortfall
         if self._num_stayed:
             if self._gain_ms < 0:
                 self.probes.charge(-self._gain_ms * self._num_stayed / self._num_observed)
@@ -253,8 +235,9 @@ class _Plan:
 
     Args:
         request: the choice; probe: what is asked for in a probe.
-        tokens, step_ms: that its step should emit, and take.
+        step_ms: that its step should take.
         best_rate: tokens a millisecond, were there no prefill chunks.
+        promised: see `RequestPlanner.promise`.
         probe_loss_ms: what a probe costs more than its tokens are worth.
         probe_gain: accepted tokens a row from which on drafting as deep as it does would cost nothing.
         is_plain_unsure: drafting seems to pay, but what a step without drafts takes is not known well.
@@ -263,9 +246,9 @@ class _Plan:
 
     request: DraftRequest = _NONE
     probe: DraftRequest = _NONE
-    tokens: float = 0.0
     step_ms: float = 0.0
     best_rate: float = 0.0
+    promised: float = 0.0
     probe_loss_ms: float = 0.0
     probe_gain: float = 0.0
     is_plain_unsure: bool = False

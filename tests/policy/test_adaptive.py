@@ -61,15 +61,16 @@ def test_mixed_requests(draft_cost: tuple[DraftCost, ...], num_sequences: int, g
 
 
 def chunked(draft_cost: tuple[DraftCost, ...], num_sequences: int, k: int | None) -> float:
-    """Tokens a millisecond where every other step has a prefill chunk of 512 tokens."""
+    """Tokens a millisecond where a prefill chunk of 512 tokens comes with every fourth token of a sequence: with new requests, as old ones end."""
     rng, rates, runs_ahead = np.random.default_rng(4), uniform(num_sequences), True
     policy = AdaptivePolicy(StepCost.from_tables(VERIFY, draft_cost), Calibrator(K_MAX), K_MAX)
     groups = [policy.calibrator.group("simulated", is_greedy=False)] * num_sequences
-    tokens = milliseconds = 0.0
+    tokens = milliseconds = due = 0.0
     for step in range(300):
-        chunk = 512 * (step % 2)
+        has_chunk = due >= 4 * num_sequences
+        due, chunk = due - 4 * num_sequences * has_chunk, 512 * has_chunk
         shape = shape_of(num_sequences, leaves_run_ahead=runs_ahead)
-        shape = shape._replace(num_tokens=num_sequences + chunk, num_rows=num_sequences + step % 2, longest_row=max(1, chunk))
+        shape = shape._replace(num_tokens=num_sequences + chunk, num_rows=num_sequences + has_chunk, longest_row=max(1, chunk))
         request = policy.choose_request(step, shape, num_sequences, K_MAX) if k is None else DraftRequest(k)
         asked = request.num_drafts
         num_kept = np.full(num_sequences, asked)
@@ -80,16 +81,17 @@ def chunked(draft_cost: tuple[DraftCost, ...], num_sequences: int, k: int | None
             observe(policy, kept, [asked] * num_sequences, np.minimum(run, num_kept))
         priced = shape._replace(num_requested=asked, leaves_run_ahead=runs_ahead and asked > 0)
         runs_ahead = asked == 0
+        due += expected_tokens(rates, num_kept)
         if step >= 100:
             milliseconds += float(policy.cost.step_ms(np.array([int(num_kept.sum())]), priced)[0])
             tokens += expected_tokens(rates, num_kept)
     return tokens / milliseconds
 
 
-@pytest.mark.parametrize(("num_sequences", "best"), [(32, 5), (128, 3), (192, 2)])
-def test_steps_with_and_without_prefill_chunks(num_sequences: int, best: int) -> None:
-    """Each by its own rate would draft too much in the ones with chunks: at 192 sequences, 0.90 of the best fixed K."""
-    assert chunked(MODEL, num_sequences, None) >= 0.98 * max(chunked(MODEL, num_sequences, k) for k in (0, best - 1, best, best + 1))
+@pytest.mark.parametrize("num_sequences", [32, 128, 192])
+def test_steps_with_and_without_prefill_chunks(num_sequences: int) -> None:
+    """Each by its own rate would draft too much in the ones with chunks."""
+    assert chunked(MODEL, num_sequences, None) >= 0.98 * max(chunked(MODEL, num_sequences, k) for k in range(7))
 
 
 @pytest.mark.parametrize("num_sequences", [1, 64])
@@ -152,7 +154,8 @@ def test_sequences_with_bad_drafts_are_asked_now_and_then() -> None:
         assert (lane.graded > before).all()
     request = lane.policy.choose_request(lane.num_steps + 1, shape_of(128), 128, K_MAX, lane.count_grades)
     assert request.by_grade[1] < request.num_drafts == max(request.by_grade) == len(request.num_asked)
-    assert request.num_asked[0] >= request.num_asked[-1] == 64
+    assert 60 <= request.num_asked[-1] <= 70, "about the half whose drafts are good"
+    assert request.num_asked[0] >= request.num_asked[-1]
 
 
 def test_k_differs_by_grade_only_where_that_pays() -> None:
@@ -381,9 +384,11 @@ def test_drafting_that_loses_is_given_up_for_a_while_whatever_the_forecast_promi
     )
     rates = uniform(8)
     assert sum(lane.step(rates)[3] > 0 for _ in range(100)) >= 98, "all but those that show what a step without drafts takes"
-    # Steps that are as long as six without drafts, in which no draft seemed to be worth anything.
+    # Steps that are as long as six without drafts, in which no draft was accepted.
+    planner = lane.policy._planner
+    worth, promised = planner.promise(shape_of(8))
     for _ in range(100):
-        lane.policy._planner.observe_step(0.0, 0.0, 20.0, 8)
+        planner.observe_step(0.0, 20.0, worth, promised, 8)
     asked = [lane.step(rates)[3] for _ in range(2000)]
     assert 0 in asked[:20]
     first = asked.index(0)
