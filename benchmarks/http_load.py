@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.5, help="what is measured of each, after a warm-up of 8 s")
     parser.add_argument("--round-ms", type=float, nargs="+", default=[60.0, 0.0], help="what a round of the verifier takes besides its own work")
     parser.add_argument("--baseline-rounds", type=int, default=3, help="runs of coordinator and echo without HTTP, in turns")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for http_load.json")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--name", default="http_load", help="of the file there, and of the benchmark in it")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
@@ -77,7 +78,7 @@ def main() -> None:
         "num_speculative_tokens": K, "acceptance": ACCEPTANCE, "clients": args.clients, "minutes": args.minutes,
         "without_http": list(baselines.values()), "results": results,
     }  # fmt: skip
-    print(f"written to {write_report('http_load', figures, args.output, bystanders)}")
+    print(f"written to {write_report(args.name, figures, args.output, bystanders)}")
     if problems := [f"{result['front_ends']} front ends: {problem}" for result in results for problem in result["problems"]]:
         raise SystemExit("\n".join(problems))
 
