@@ -1,6 +1,8 @@
-"""Addresses as users write them: host:port or unix:path."""
+"""Addresses as users write them, host:port or unix:path, and whether they can be listened on."""
 
 import re
+import socket
+from pathlib import Path
 
 from specwire.errors import InvalidArgumentError
 
@@ -29,6 +31,29 @@ def check_addresses(name: str, addresses: tuple[str, ...], lowest_port: int) -> 
         _check_one_address(f"{name} has", address, address, lowest_port)
     if len(set(addresses)) < len(addresses):
         raise InvalidArgumentError(f"{name} is {','.join(addresses)!r}, which names an address twice; remove one")
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    return address.startswith(("unix:", "127.", "localhost:", "[::1]:"))
+
+
+def check_free(address: str) -> None:
+    """Raise OSError where an address can't be bound: gRPC itself would log that in its own way, and take over a live Unix socket."""
+    if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:").removeprefix("//"))
+        if not path.parent.is_dir():
+            raise OSError(f"there is no folder {path.parent}")
+        with socket.socket(socket.AF_UNIX) as client:
+            if client.connect_ex(str(path)) == 0:
+                raise OSError("another process serves on it")
+        return
+    host, _, port = address.rpartition(":")
+    family, kind, _, _, where = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        probe.listen()
 
 
 def is_unicode(text: str) -> bool:

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specwire import errors
+from specwire.addresses import check_free, is_local
 from specwire.channel import MarkedChannel, Metadata
 from specwire.messages import ServiceDescription
 from specwire.statuses import ErrorInterceptor, error_from_rpc, hide_disconnects
@@ -168,7 +167,7 @@ class Server:
         bound = []
         for address in self._addresses:
             try:
-                _check_free(address)
+                check_free(address)
                 if credentials is None or address.startswith("unix:"):
                     port = self._server.add_insecure_port(address)
                 else:
@@ -266,29 +265,6 @@ async def wait_for_stop_signal() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    return address.startswith(("unix:", "127.", "localhost:", "[::1]:"))
-
-
-def _check_free(address: str) -> None:
-    """Raise OSError where an address can't be bound: gRPC itself would log that in its own way, and take over a live Unix socket."""
-    if address.startswith("unix:"):
-        path = Path(address.removeprefix("unix:").removeprefix("//"))
-        if not path.parent.is_dir():
-            raise OSError(f"there is no folder {path.parent}")
-        with socket.socket(socket.AF_UNIX) as client:
-            if client.connect_ex(str(path)) == 0:
-                raise OSError("another process serves on it")
-        return
-    host, _, port = address.rpartition(":")
-    family, kind, _, _, where = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(where)
-        probe.listen()
 
 
 def _keepalive(keepalive_ms: tuple[int, int]) -> list[tuple[str, int]]:

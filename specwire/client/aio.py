@@ -1,7 +1,5 @@
 """The asynchronous client."""
 
-import asyncio
-import contextlib
 import functools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -9,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from specwire.channel import bearer
+from specwire.client import service
 from specwire.client.arguments import DEFAULT_CONCURRENCY, Prompts, check_client, check_concurrency, items_of_batch, make_params
 from specwire.client.attempts import Attempts
 from specwire.client.batch import AsyncBatch
@@ -16,20 +15,17 @@ from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Generation
 from specwire.client.prompts import BatchItem, Chat, Prompt, check_label, check_prompt
 from specwire.client.results import GenerationResult
-from specwire.client.rpc import fetch_status, send_canary
+from specwire.client.rpc import send_canary
 from specwire.client.session import LiveRequest
 from specwire.client.stream import AsyncTokenStream
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS
-from specwire.errors import DeadlineExceededError, UnavailableError, UnsupportedError
+from specwire.errors import UnsupportedError
 from specwire.messages import CanaryAction, CoordinatorStatus, GenerateRequest, VariantStatus
-from specwire.rpc import wait_serving, watch_serving
 from specwire.sampling_params import SamplingParams
-from specwire.tls import TlsOptions, explain_handshake
+from specwire.tls import TlsOptions
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
-
-_RENEWAL_S = 10.0
 
 
 class AsyncClient:
@@ -235,14 +231,7 @@ class AsyncClient:
             UnavailableError: there is no coordinator.
             DeadlineExceededError: it did not answer within `timeout` seconds.
         """
-        Deadline(timeout)  # says now what is wrong with it
-        try:
-            return await fetch_status(self._attempts.connect().channel, timeout)
-        except UnavailableError as error:
-            remedy = explain_handshake(str(error)) or "is it running there?"
-            raise UnavailableError(f"the coordinator at {self._attempts.address} can't be reached ({error}); {remedy}") from None
-        except DeadlineExceededError:
-            raise DeadlineExceededError(f"the coordinator at {self._attempts.address} did not answer within {timeout:g} s; it may hang") from None
+        return await service.read_status(self._attempts, timeout)
 
     async def set_canary(self, action: CanaryAction, *, share: float = 0.0, config: str = "", timeout: float = 10.0) -> tuple[VariantStatus, ...]:
         """Starts, changes or ends the coordinator's canary. Returns base and canary as they are then, after its end as they were.
@@ -260,28 +249,11 @@ class AsyncClient:
 
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""
-        Deadline(timeout)  # says now what is wrong with it
-        connection = self._attempts.connect()
-        try:
-            async with asyncio.timeout(timeout):
-                await wait_serving(connection.channel)
-        except TimeoutError:
-            place = f"the coordinator at {self._attempts.address} does not serve after {timeout:g} s"
-            text = f"{place}; is it running there, and do both sides use TLS, or neither? its log says what it waits for"
-            raise UnavailableError(text) from None
+        await service.wait_ready(self._attempts, timeout)
 
-    async def watch_serving(self) -> AsyncGenerator[bool, None]:
+    def watch_serving(self) -> AsyncGenerator[bool, None]:
         """Whether the coordinator takes requests: as soon as it can be reached, and at every change; False when it goes away. Never ends."""
-        serves = False
-        while True:
-            channel = await self._attempts.connect().renewed_channel()
-            async with contextlib.aclosing(watch_serving(channel)) as changes:
-                # One that can't be reached may be so for want of new certificates.
-                with contextlib.suppress(TimeoutError):
-                    while True:
-                        async with asyncio.timeout(None if serves else _RENEWAL_S):
-                            serves = await anext(changes)
-                        yield serves
+        return service.watch(self._attempts)
 
     async def close(self) -> None:
         """Ends all generations and the connection; may be called again."""

@@ -4,10 +4,11 @@ from typing import Any
 
 from pydantic import Field
 
+from specwire.addresses import is_unicode
 from specwire.client import Chat
 from specwire.http.failures import Refusal
 from specwire.http.fields import Fields, ListOf
-from specwire.http.values import encode_bad_words, is_unicode, read_biases, with_text
+from specwire.http.values import encode_bad_words, read_biases, with_text
 from specwire.sampling_params import SamplingParams
 from specwire.tokenizer import Tokenizer
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from specwire.addresses import is_unicode
 from specwire.errors import InvalidArgumentError
 from specwire.http.failures import Refusal
 from specwire.tokenizer import Tokenizer
@@ -62,12 +63,3 @@ def encode_bad_words(words: list[str], tokenizer: Tokenizer | None) -> tuple[tup
         if len(spaced) == len(plain) and spaced != plain:
             encoded.append(spaced)
     return tuple(encoded)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether it is text at all: JSON can write halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

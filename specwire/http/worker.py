@@ -6,6 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
+from specwire.addresses import is_local
 from specwire.arguments import parse_flags
 from specwire.config import HttpConfig
 from specwire.http.app import make_app, make_metrics_app
@@ -19,7 +20,7 @@ from specwire.http.spans import open_spans
 from specwire.http.upstream import Upstream
 from specwire.http.web_server import Site, WebServer
 from specwire.process import run_service
-from specwire.rpc import is_local, wait_for_stop_signal
+from specwire.rpc import wait_for_stop_signal
 from specwire.tls import server_tls
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ async def test_a_coordinator_that_goes_and_comes_back(socket_dir: Path) -> None:
 
 
 async def test_new_certificates_reach_a_coordinator_that_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.client.aio._RENEWAL_S", 0.2)
+    monkeypatch.setattr("specwire.client.service._RENEWAL_S", 0.2)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     pair, trusted = new.issue("server"), tmp_path / "trusted.pem"
     copy(old.file, str(trusted))
