@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import typer
@@ -23,6 +22,7 @@ from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableErro
 from specwire.extras import check_engine
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
+from specwire.socket_folder import socket_folder
 from specwire.stack.checks import check_models
 from specwire.stack.plan import Stack, StackOptions, plan_stack
 
@@ -48,7 +48,7 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
             raise InvalidArgumentError(f"{min(twice)} is to be gRPC's and the HTTP API's address; choose another one with --port or --http-port")
         options = dataclasses.replace(options, http=dataclasses.replace(options.http, listen=listen))
     set_up_logging("up")
-    with tempfile.TemporaryDirectory(prefix="specwire-") as folder:
+    with socket_folder("specwire-") as folder:
         stack = plan_stack(options, Path(folder))
         asyncio.run(serve(stack, with_demo=with_demo, startup_timeout_s=options.up.startup_timeout_s))
 

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import logging
 import sys
-import tempfile
 from pathlib import Path
 
 from specwire.config import HttpConfig, flags
@@ -16,6 +15,7 @@ from specwire.http.sockets import bind, bound_address
 from specwire.http.upstream import Upstream
 from specwire.launch import ServiceSpec, Supervisor
 from specwire.rpc import wait_for_stop_signal
+from specwire.socket_folder import socket_folder
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def serve_group(config: HttpConfig) -> None:
     chosen = [bound_address(address, bound) for address, bound in zip(wanted, holders, strict=True)]
     addresses = tuple(chosen[: len(config.listen)])
     upstream, health = Upstream(config), HealthService(config.health_listen)
-    with tempfile.TemporaryDirectory(prefix="specwire-http-") as folder:
+    with socket_folder("specwire-http-") as folder:
         path = Path(folder, "counts")
         Board.make(LAYOUT, path, config.processes)
         own = dataclasses.replace(config, listen=addresses, metrics_listen="".join(chosen[len(addresses) :]))

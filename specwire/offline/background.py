@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specwire.errors import FailedPreconditionError, UnavailableError
 from specwire.launch import Supervisor
+from specwire.socket_folder import socket_folder
 from specwire.stack.plan import StackOptions, plan_private_stack
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class BackgroundStack:
     """
 
     def __init__(self, options: StackOptions) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="specwire-")
+        folder = socket_folder("specwire-")
         stack = plan_private_stack(options, Path(folder.name))
         self.address = stack.private_address
         self._lines = _LastLines()

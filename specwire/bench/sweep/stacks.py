@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from specwire.bench.sweep.policies import ADAPTIVE, DYNAMIC, NONE, Policy, Sched
 from specwire.client import AsyncClient
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from specwire.launch import ServiceSpec, Supervisor
+from specwire.socket_folder import socket_folder
 from specwire.stack.plan import StackOptions, plan_private_stack
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class OwnStack:
         self._resources = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="specwire-"))
+        folder = self._resources.enter_context(socket_folder("specwire-"))
         self._stack = plan_private_stack(self._options, Path(folder))
         await self._resources.enter_async_context(self._running(self._stack.groups()[:-1]))
         return self
