@@ -65,11 +65,12 @@ def _read_sealed(path: Path) -> str | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex sha256 of a file's content, computed once per path, size and modification time."""
+    """Hex sha256 of a file's content, computed once per path, size and times. Images of containers and copies set the modification time as they
+    like, so that another model may have the same; the time of the last change is the system's own."""
 
     def compute() -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     state = path.stat()
-    return remembered("file_sha256", f"{path.resolve()} {state.st_size} {state.st_mtime_ns}", compute)
+    return remembered("file_sha256", f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}", compute)

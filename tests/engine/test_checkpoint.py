@@ -1,5 +1,6 @@
 """Names of models to folders: what resolves, what is refused, conversion once under races."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -185,6 +186,17 @@ def test_file_hashes_are_computed_once_per_state(tmp_path, monkeypatch):
     monkeypatch.undo()
     path.write_bytes(b"three")
     assert file_sha256(path) != first
+
+
+def test_another_file_of_equal_size_and_modification_time_has_its_own_hash(tmp_path):
+    """As images of containers and copies that keep the time leave them: replicas with other weights would be taken for equal ones."""
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    os.utime(path, (0, 0))
+    first = file_sha256(path)
+    path.write_bytes(b"two")
+    os.utime(path, (0, 0))
+    assert file_sha256(path) == hashlib.sha256(b"two").hexdigest() != first
 
 
 def test_an_unwritable_cache_only_warns(tmp_path, monkeypatch, caplog):
