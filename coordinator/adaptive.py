@@ -40,6 +40,8 @@ _REPEATS = (4, 16, 64)
 _OBSERVED_PER_STEP = 32
 """Rows that calibration, forecast and grades learn from, on average: with more of them they learn from one step of a few, since learning must not
 take more than its share of the step's time, most of which goes into the start of each computation."""
+_PLAIN_STRIDE = 4
+"""Of so many steps without drafts, whose time is all that they show, one is learned from."""
 _MAX_OBSERVED = 128
 """Rows of one step that they learn from."""
 _OK = RowStatus.OK
@@ -95,7 +97,8 @@ class LanePolicy:
         if step == self._repeat_at and request.num_drafts < self._repeated.num_drafts <= most:
             request = self._repeated
         self._note_fallback(request.fallback)
-        is_observed = request.is_probe or request.is_measured or not step % max(1, shape.num_rows // _OBSERVED_PER_STEP)
+        stride = max(1 if request.num_drafts else _PLAIN_STRIDE, shape.num_rows // _OBSERVED_PER_STEP)
+        is_observed = request.is_probe or request.is_measured or not step % stride
         return Choice(self, step, request, curves, shape, num_sampling, is_observed)
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:

@@ -159,6 +159,7 @@ class AdaptivePolicy:
         typical = num_asked >= (np.array(request.by_grade)[grades] if request.by_grade else request.num_drafts)
         confidences = np.where(kept.survival < 0, 0.0, kept.calibrated.confidences)
         self.forecast.observe(confidences[typical], num_asked[typical], grades[typical], is_lone=request.is_lone)
+        self._planner.note_news()
         num_verified = np.where(is_known, kept.num_kept, 0)
         self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
         if not request.is_probe and kept.worth and is_known.any():

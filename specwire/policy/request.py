@@ -15,6 +15,8 @@ from specwire.policy.probes import MIN_PROBE_LOSS, Probes, num_probed_rows
 
 _REPLAN_STEPS = 12
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
+_IDLE_STEPS = 24
+"""The choice to draft nothing does, as long as no drafts have shown anything new."""
 _MAX_SPREAD = 0.1
 """Up to which the price of a step without drafts, beside that of the steps that are made, is taken for known."""
 _PLAIN_STEPS = 64
@@ -137,6 +139,7 @@ class RequestPlanner:
             return _MEASURED
         if plan.request.num_drafts == most or not self.probes.is_due(plan.step_ms, plan.probe_loss_ms):
             return plan.request
+        self.note_news()
         for each in self._plans:
             each.num_uses = _REPLAN_STEPS  # what it shows may change them
         self._counters.num_probes += 1
@@ -147,9 +150,10 @@ class RequestPlanner:
         plan, num_drafting = self._plans[shape.longest_row > 1], sum(shape.num_drafting)
         key = (num_drafting, num_sampling, shape.num_tokens)
         plan.num_uses += 1
+        hold = _REPLAN_STEPS if plan.has_news or plan.request.num_drafts else _IDLE_STEPS
         # What had seemed to pay is looked at again after one step, two, four, ...
-        if plan.num_uses > min(_REPLAN_STEPS, self._num_stayed or _REPLAN_STEPS) or plan.most != most or not _are_close(key, plan.key):
-            plan.num_uses, plan.most, plan.key = 0, most, key
+        if plan.num_uses > min(hold, self._num_stayed or hold) or plan.most != most or not _are_close(key, plan.key):
+            plan.num_uses, plan.most, plan.key, plan.has_news = 0, most, key, False
             counts = count_grades()
             # Sequences that still prefill are counted as drafting, too.
             self._replan(plan, shape, num_sampling, np.rint(counts * (num_drafting / max(1, int(counts.sum())))).astype(np.int64))
@@ -193,6 +197,11 @@ class RequestPlanner:
         plan.probe = DraftRequest(depth, is_probe=True, is_lone=is_lone)
         plan.probe_loss_ms = float(losses[depth])
         plan.probe_gain = float(worth * found.all_ms[depth] - num_sampling) / max(1, num_drafting)
+
+    def note_news(self) -> None:
+        """The forecast has changed."""
+        for each in self._plans:
+            each.has_news = True
 
     def observe_probe(self, tokens_per_row: float) -> None:
         """A probe beside which nothing is drafted has shown so many accepted tokens a row."""
@@ -241,7 +250,7 @@ class _Plan:
         probe_loss_ms: what a probe costs more than its tokens are worth.
         probe_gain: accepted tokens a row from which on drafting as deep as it does would cost nothing.
         is_plain_unsure: drafting seems to pay, but what a step without drafts takes is not known well.
-        most, key: what it was made for; num_uses: how often it was used since.
+        most, key: what it was made for; num_uses: how often it was used since; has_news: the forecast has changed since.
     """
 
     request: DraftRequest = _NONE
@@ -255,6 +264,7 @@ class _Plan:
     most: int = -1
     key: tuple[int, int, int] = (0, 0, 0)
     num_uses: int = 0
+    has_news: bool = False
 
 
 def _request(option: Ints, num_by_grade: Ints) -> DraftRequest:
