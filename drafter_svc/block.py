@@ -89,7 +89,5 @@ class BlockForward:
         batch = RaggedBatch.from_segments(
             segments, self._kv_cache.block_size, self._group, self._device, self._dtype, plans_attention=attends, is_causal=self._head.is_causal
         )
-        self.counts.num_eager_passes += 1
-        self.counts.num_tokens += batch.num_tokens
-        self.counts.num_padded_tokens += batch.num_tokens
+        self.counts.add_eager(batch.num_tokens)
         return batch

@@ -14,13 +14,12 @@ from specwire.engine.block_manager import BlockManager
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_upload import DraftSampling
 from specwire.engine.heads.calibration import LogisticCalibration
-from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 from specwire.sampling_params import check_choice
 
 from .backlog import Backlog, divide
 from .head_forward import HeadForward, HeadRow
-from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes
+from .method import MEASUREMENT_TENANT, Ask, Drafts, FeatureNotes, check_ids
 
 
 class FeatureSpan(NamedTuple):
@@ -122,7 +121,7 @@ class DraftHead:
         assert set(self._behind) <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
-        self._check_ids(request.token_ids)
+        check_ids(request.token_ids, self._description.vocab_size, "head")
         check_choice(request.choice)
         params, shift = request.sampling, self._forward.shift
         asked = 0.0 if params.is_greedy else params.temperature
@@ -137,7 +136,7 @@ class DraftHead:
         self._note_if_behind(seq_id)
 
     def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        self._check_ids(token_ids)
+        check_ids(token_ids, self._description.vocab_size, "head")
         self._sequences[seq_id].token_ids.extend(token_ids)
         self._blocks.set_computed(seq_id, self._blocks.num_final_tokens(seq_id))
         self._note_if_behind(seq_id)
@@ -250,9 +249,3 @@ class DraftHead:
         if self._calibration is not None:
             scores = self._calibration(scores, [self._sequences[row.slot].temperature for row in rows])
         return [Drafts(RowStatus.OK, drafted.token_ids, row, drafted.proposals) for drafted, row in zip(drafts, scores, strict=True)]
-
-    def _check_ids(self, token_ids: Sequence[int]) -> None:
-        size = self._description.vocab_size
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
-            raise InvalidArgumentError(f"token id {wrong} is not in the head's vocabulary, 0 to {size - 1}; the sequence is decoded without drafts")

@@ -13,13 +13,12 @@ from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
 from specwire.engine.kv_cache import BLOCK_SIZE
 from specwire.engine.models.decoder import NUMERICS_VERSION, Decoder
-from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftOpen, RowStatus, ServiceDescription
 from specwire.sampling_params import check_choice
 
 from .backlog import Backlog, divide
 from .forward import DraftForward
-from .method import Ask, Drafts
+from .method import Ask, Drafts, check_ids
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ class DraftModel:
         assert set(self._behind) <= self._sequences.keys(), f"behind: {list(self._behind)}, open: {list(self._sequences)}"
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
-        self._check_ids(request.token_ids)
+        check_ids(request.token_ids, self._vocab_size, "draft model")
         check_choice(request.choice)
         params = request.sampling
         temperature = 0.0 if self._greedy or params.is_greedy else params.temperature / self._sharpness
@@ -132,7 +131,7 @@ class DraftModel:
         self._note_if_behind(seq_id)
 
     def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        self._check_ids(token_ids)
+        check_ids(token_ids, self._vocab_size, "draft model")
         sequence = self._sequences[seq_id]
         if sequence.fed_drafts:
             sequence.num_computed += _common_prefix(sequence.fed_drafts, token_ids)
@@ -243,13 +242,6 @@ class DraftModel:
             for row, drafted in zip(rows, drafts, strict=True):
                 self._sequences[row.slot].fed_drafts = drafted.token_ids[:-1]
         return [_new(Drafts, (RowStatus.OK, *drafted)) for drafted in drafts]
-
-    def _check_ids(self, token_ids: Sequence[int]) -> None:
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
-            raise InvalidArgumentError(
-                f"token id {wrong} is not in the draft model's vocabulary, 0 to {self._vocab_size - 1}; the sequence is decoded without drafts"
-            )
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -117,9 +117,7 @@ class EagerForward:
     def run(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, tuple[int, ...]]:
         """One pass. Returns hidden states [T, hidden_size] and the first row of each segment, with T at the end."""
         batch = self._runner.batch(segments)
-        self.counts.num_eager_passes += 1
-        self.counts.num_tokens += batch.num_tokens
-        self.counts.num_padded_tokens += batch.num_tokens
+        self.counts.add_eager(batch.num_tokens)
         return self._runner.forward(batch), batch.row_starts
 
     def draw(self, hidden: torch.Tensor, slots: Sequence[int], indices: Sequence[int]) -> DraftSamples:

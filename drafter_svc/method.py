@@ -57,6 +57,15 @@ def open_all(methods: "Sequence[Method]", seq_id: int, request: DraftOpen) -> No
         raise
 
 
+def check_ids(token_ids: Sequence[int], vocab_size: int, model: str) -> None:
+    """Raise InvalidArgumentError unless a model of this vocabulary can read all of the ids. model: what the message calls it."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidArgumentError(
+            f"token id {wrong} is not in the {model}'s vocabulary, 0 to {vocab_size - 1}; the sequence is decoded without drafts"
+        )
+
+
 def describe_lookup(method: str, model_id: str, *, max_num_drafts: int, max_model_len: int, max_num_seqs: int) -> ServiceDescription:
     """`Method.description` of one that looks tokens up: it takes any vocabulary and needs no device."""
     return ServiceDescription(

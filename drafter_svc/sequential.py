@@ -78,9 +78,7 @@ class SequentialForward:
     def _pass(self, segments: Sequence[Segment], features: torch.Tensor) -> torch.Tensor:
         """The residual stream [S, hidden_size] of each segment's last row."""
         batch = RaggedBatch.from_segments(segments, self._kv_cache.block_size, self._group, self._device, self._dtype)
-        self.counts.num_eager_passes += 1
-        self.counts.num_tokens += batch.num_tokens
-        self.counts.num_padded_tokens += batch.num_tokens
+        self.counts.add_eager(batch.num_tokens)
         residual = self._head.forward(batch, features, self._kv_cache)
         if batch.num_tokens == len(segments):
             return residual
