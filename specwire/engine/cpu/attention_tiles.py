@@ -16,7 +16,6 @@ MAX_QUERIES = 6
 TILE = 16
 """Positions."""
 _EIGHT = vector(I32, 8)
-_UNDEFINED = ir.Constant(I32S, ir.Undefined)
 
 
 def _transpose(b: ir.IRBuilder, keys: ir.Value, stride: ir.Value, count: ir.Value, parts: ir.Value, out: ir.Value) -> ir.Value:

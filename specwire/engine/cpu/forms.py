@@ -1,7 +1,7 @@
 """The forms that weights of tiled passes are kept in: what `TiledForward` must know of each."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from specwire.engine.cpu.weights import FEATURES
 from specwire.engine.kernels.linear import Linear
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from specwire.engine.models.layer import LayerWeights
 
 Enter = Callable[[int, int, int], None]
 """A thread's loop: addresses of job and semaphore, number of the thread."""
@@ -52,8 +49,8 @@ class Form(Protocol):
         ...
 
 
-def form_of(config: ModelConfig, layers: "Sequence[LayerWeights]", head: Linear | None) -> Form:
-    """The form that a model's linear layers have.
+def form_of(config: ModelConfig, head: Linear | None) -> Form:
+    """The form that the linear layers of a model with this head have.
 
     Raises:
         UnsupportedError: no tiled pass for the model's shape.

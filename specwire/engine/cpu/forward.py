@@ -46,7 +46,7 @@ class TiledForward:
                 f"a model with head_dim {config.head_dim} can't be computed in 4 bits here: that needs a multiple of {_LANES}; take --weights bf16"
             )
         self._config = config
-        self._form = form_of(config, layers, head.linear)
+        self._form = form_of(config, head.linear)
         self._num_layers = len(layers)
         self._layers = Layers(config, layers, final_norm, cos, signed_sin)
         self._parts = {phase: self._form.num_parts(width, is_gated=phase == Phase.GATE_UP) for phase, width in self._layers.widths.items()}
