@@ -27,6 +27,7 @@ from benchmarks.gpu.known_rates import make_request
 from benchmarks.gpu.load import random_prompts
 from benchmarks.gpu.pareto_cells import FIXED, FULL, MIXES, NUM_DRAFT_TOKENS, SIGMA, TINY, ParetoSizes, Points, Policy, known_rates
 from benchmarks.gpu.processes import Log, running
+from benchmarks.gpu.schedule import predicted_ms
 from benchmarks.gpu.slices import Slice, Slices, make_parser, show_rows
 from benchmarks.gpu.stack import UNIX, Peers, Served, drafter_config, serve_coordinator, verifier_config
 from benchmarks.gpu.switching import switch_policy
@@ -73,8 +74,9 @@ class Bench:
         requests = self.requests(mix, sigma, number, [self.scale.sizes.num_steps] * count)
         return await measure_window(self.served, requests, self.scale.num_settle, num_measured)
 
-    async def set_policy(self, policy: Policy) -> None:
-        await switch_policy(self.switch, policy.schedule, is_adaptive=policy.is_adaptive)
+    async def set_policy(self, policy: Policy) -> dict[str, Any]:
+        """What adaptive verification believes, see `switching.beliefs`."""
+        return await switch_policy(self.switch, policy.schedule, is_adaptive=policy.is_adaptive)
 
     async def measure(self, policy: Policy, mix: str, sigma: float, count: int, repeat: int) -> Window:
         """One window. Requests of a repeat have the same seeds for all policies."""
@@ -126,6 +128,8 @@ async def measure_mix(part: Slice, bench: Bench, name: str) -> None:
     adaptive = Policy("adaptive", Policy.fixed(NUM_DRAFT_TOKENS, bench.max_num_seqs).schedule, is_adaptive=True)
     counts = sorted(bench.scale.sizes.concurrency, reverse=True)  # large batches teach sooner what scores are worth
     bench.restore(part.rows)
+    predicted = {count: [predicted_ms(bench.cost, k, count, bench.context_len(count)) for k in range(NUM_DRAFT_TOKENS + 1)] for count in counts}
+    part.note(predicted_ms_by_k=predicted)
     for count in counts:
         if not part.has(policy=adaptive.name, sigma=SIGMA, c=count):
             await _measure_compared(part, bench, name, adaptive, count)
@@ -135,7 +139,8 @@ async def measure_mix(part: Slice, bench: Bench, name: str) -> None:
         for count in (count for count in counts if not part.has(policy=policy.name, sigma=sigma, c=count)):
             if policy.is_adaptive:
                 await bench.warm_up(policy, mix, sigma, count, 0.5)
-            part.add(_row(drafter, mix, policy, sigma, [await bench.measure(policy, mix, sigma, count, 0)]))
+            windows = [await bench.measure(policy, mix, sigma, count, 0)]
+            part.add(_row(drafter, mix, policy, sigma, windows) | ({"beliefs": await bench.set_policy(policy)} if policy.is_adaptive else {}))
     bars = pareto_bars.evaluate(name, part.rows, SIGMA)
     part.note(bars=bars)
     show_rows(bars)
@@ -158,8 +163,9 @@ async def _measure_compared(part: Slice, bench: Bench, name: str, adaptive: Poli
     for repeat in range(1, bench.scale.sizes.num_repeats):
         for policy in compared[::-1] if repeat % 2 else compared:
             windows[policy].append(await bench.measure(policy, mix, SIGMA, count, repeat))
+    believed = await bench.set_policy(adaptive)
     for policy, found in windows.items():
-        part.add(_row(drafter, mix, policy, SIGMA, found))
+        part.add(_row(drafter, mix, policy, SIGMA, found) | ({"beliefs": believed} if policy.is_adaptive else {}))
 
 
 def _row(drafter: str, mix: str, policy: Policy, sigma: float, windows: list[Window]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A coordinator process whose policy is switched while it runs, between two batches: `python -m benchmarks.gpu.switching SOCKET --flag value`.
 
-Each line that comes on the socket is a JSON object, `{"schedule": [[start, end, K], ...], "is_adaptive": false}`, and is answered by a line. What
-adaptive verification has learned stays until it is switched on again.
+Each line that comes on the socket is a JSON object, `{"schedule": [[start, end, K], ...], "is_adaptive": false}`, and is answered by another: what
+adaptive verification believes, if it was on before. What it has learned stays until it is switched on again.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from coordinator.__main__ import serve
 from coordinator.adaptive import LanePolicy
@@ -20,6 +21,7 @@ from specwire.policy.schedule import SteadySchedule, dense_schedule
 from specwire.process import run_service
 
 Schedule = Sequence[Sequence[int]]
+_SIZES = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 
 
 @dataclass(slots=True)
@@ -52,14 +54,28 @@ class Switch:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             wanted = json.loads(line)
+            known = (lane.policy or self.policies.get(lane) for lane in self.engine.lanes)
+            believed = next((beliefs(policy) for policy in known if policy is not None), {})
             self.set(wanted["schedule"], is_adaptive=wanted["is_adaptive"])
-            writer.write(b"done\n")
+            writer.write(json.dumps({"done": True} | believed).encode() + b"\n")
             await writer.drain()
         writer.close()
 
 
-async def switch_policy(path: str, schedule: Schedule, *, is_adaptive: bool) -> None:
-    """Switches the policy of the coordinator that listens there.
+def beliefs(policy: LanePolicy) -> dict[str, Any]:
+    """What a policy has asked for so far, by K, and the factors that it multiplies the verifier's table by, by tokens of a round."""
+    correction = policy.cost.verify.correction
+    return {
+        "requested": list(policy.policy.counters.requested),
+        "num_probes": policy.policy.counters.num_probes,
+        "verify_factors": {size: round(correction.at(size), 3) for size in _SIZES},
+        "hop_factor": round(policy.cost.hops.correction.factor, 3),
+        "draft_factors": [round(curve.correction.factor, 3) for curve in policy.cost.drafts],
+    }
+
+
+async def switch_policy(path: str, schedule: Schedule, *, is_adaptive: bool) -> dict[str, Any]:
+    """Switches the policy of the coordinator that listens there. Returns what `beliefs` says; empty before adaptive verification was on.
 
     Args:
         schedule: K by batch size; with adaptive verification its ceiling.
@@ -68,7 +84,10 @@ async def switch_policy(path: str, schedule: Schedule, *, is_adaptive: bool) -> 
     writer.write(json.dumps({"schedule": [list(entry) for entry in schedule], "is_adaptive": is_adaptive}).encode() + b"\n")
     answer = await reader.readline()
     writer.close()
-    assert answer == b"done\n", f"the coordinator answers {answer!r} to a switch of its policy; its log says why"
+    assert answer, "the coordinator does not answer to a switch of its policy; its log says why"
+    believed: dict[str, Any] = json.loads(answer)
+    assert believed.pop("done"), believed
+    return believed
 
 
 def main() -> None:
