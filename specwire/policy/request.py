@@ -102,7 +102,10 @@ class RequestPlanner:
         self._stay_steps = _STAY_STEPS
         self._num_stayed = 0
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
-        self._shortfall = 0.0  # tokens a row that drafting lately gained less than was promised; 0 where it gained more
+        self._gained, self._missed = (
+            0.0,
+            0.0,
+        )  # running means of drafting steps: tokens a row beyond what time is worth, and how many more were promised
         self._next_plain = 0
         self._step = -1
         self._request = DraftRequest(0)
@@ -125,6 +128,11 @@ class RequestPlanner:
         time is worth, by the forecast alone."""
         plan = self._plans[shape.longest_row > 1]
         return plan.best_rate, plan.promised
+
+    @property
+    def _shortfall(self) -> float:
+        """Tokens a row that drafting is taken to gain less than is promised; 0 as long as it gains anything."""
+        return max(0.0, self._missed) if self._gained < 0 else 0.0
 
     def _choose(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints]) -> DraftRequest:
         if fallback := self._cost.unknown:
@@ -219,9 +227,10 @@ class RequestPlanner:
         self._gain_ms += num_accepted / worth - longer_ms
         self._num_observed += 1
         # Forecasts of drafts that seldom come are too good: of the best steps, and late.
-        short = promised - (num_accepted - worth * longer_ms) / num_sampling
-        self._shortfall += min(num_sampling / _SHORTFALL_ROWS, _MAX_SHORTFALL_BLEND) * (short - self._shortfall)
-        self._shortfall = max(0.0, self._shortfall)
+        gained = (num_accepted - worth * longer_ms) / num_sampling
+        blend = min(num_sampling / _SHORTFALL_ROWS, _MAX_SHORTFALL_BLEND)
+        self._gained += blend * (gained - self._gained)
+        self._missed += blend * (promised - gained - self._missed)
 
     def _note_stay(self, is_drafting: bool) -> None:
         """Follows for how many steps in a row drafting goes on; what that was in the past is forgotten."""
@@ -229,7 +238,8 @@ class RequestPlanner:
         if is_drafting:
             self._num_stayed += 1
             return
-        self._shortfall -= _SHORTFALL_DECAY * self._shortfall
+        self._gained -= _SHORTFALL_DECAY * self._gained
+        self._missed -= _SHORTFALL_DECAY * self._missed
         if self._num_stayed:
             if self._gain_ms < 0:
                 self.probes.charge(-self._gain_ms * self._num_stayed / self._num_observed)

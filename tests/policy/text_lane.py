@@ -19,7 +19,7 @@ from specwire.policy.request import DraftRequest
 K_MAX = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MIN_MATCH, _MAX_MATCH = 2, 4
-_CHUNK = 8
+_CHUNK = 28
 """Tokens of a prompt that the prefix cache does not have."""
 Curve = Callable[[int], float]
 
