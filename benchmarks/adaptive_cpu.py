@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class Window:
     @property
     def num_tokens(self) -> int:
         return sum(len(one.token_ids) for one in self.decoded)
+
+    @property
+    def num_steps(self) -> int:
+        """Of all requests."""
+        return sum(one.num_steps for one in self.decoded)
 
     @property
     def tok_s(self) -> float:
@@ -181,13 +187,14 @@ async def compare(
 ) -> list[dict[str, Any]]:
     """Rows of all policies, which take turns; adaptive verification is to reach `least` beside no drafts."""
     windows: dict[Policy, list[Window]] = {policy: [] for policy in policies}
-    learned = PolicyStatus()
+    learned, beliefs = PolicyStatus(), list[dict[str, Any]]()
     for number in range(-1, num_rounds):
         first = number % len(policies)
         for policy in (*policies[first:], *policies[:first]):
             window = await bench.measure(policy, prompts, concurrency)
             if policy.is_adaptive:
                 learned = (await bench.client.get_status()).lanes[0].policy
+                beliefs.append(await switch_policy(bench.switch, [[1, bench.max_num_seqs, 0]], is_adaptive=False))
             if number >= 0:
                 windows[policy].append(window)
         if number >= 0:
@@ -199,6 +206,10 @@ async def compare(
         row = row_of(kind, concurrency, policy.name, found, none, fixed, least)
         if policy.is_adaptive:
             row |= {"prediction_error": learned.cost_error, "verify_factor": learned.verify_factor, "hop_factor": learned.hop_factor}
+            row["verify_factors"] = beliefs[-1]["verify_factors"]
+            row["requested_of_rounds"] = [  # steps by the drafts that were asked for
+                [more - less for less, more in zip(before["requested"], after["requested"], strict=True)] for before, after in pairwise(beliefs)
+            ]
         rows.append(row)
     return rows
 
@@ -232,6 +243,7 @@ def row_of(
         "drafted_rows": round(num_drafts / num_steps, 3),
         "same_texts": sum(a.token_ids == b.token_ids for a, b in zip(decoded, plain, strict=True)) / len(decoded),
         "tok_s_of_rounds": [round(window.tok_s, 2) for window in found],
+        "tokens_per_row_of_rounds": [round(window.num_tokens / window.num_steps, 3) for window in found],
     }
 
 

@@ -32,7 +32,7 @@ class StandIn:
         return Decoded(prompt[::-1], len(prompt) - 1, 0.1, num_drafts=1, num_draft_tokens=5, num_accepted_tokens=2, num_steps=4)
 
     async def get_status(self) -> Any:
-        learned = SimpleNamespace(cost_error=0.03, verify_factor=1.1, hop_factor=0.9)
+        learned = SimpleNamespace(cost_error=0.03, verify_factor=1.1, hop_factor=0.9, num_offered_tokens=32 * len(self.prompts))
         return SimpleNamespace(lanes=[SimpleNamespace(policy=learned)])
 
 
@@ -41,7 +41,9 @@ async def test_policies_take_turns_and_requests_share_the_window(tmp_path: Path)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         switches.append(json.loads(await reader.readline()))
-        writer.write(b"done\n")
+        number = len(switches)
+        believed = {"requested": [number, number // 6], "verify_factors": {"1": 1.25}}
+        writer.write(json.dumps({"done": True} | believed).encode() + b"\n")
         await writer.drain()
         writer.close()
 
@@ -53,13 +55,16 @@ async def test_policies_take_turns_and_requests_share_the_window(tmp_path: Path)
     server.close()
 
     ks = [switch["schedule"][0] for switch in switches]
-    assert ks == [[1, 16, k] for k in (8, 0, 5, 0, 5, 8, 5, 8, 0)]
+    assert ks == [[1, 16, k] for k in (8, 0, 0, 5, 0, 5, 8, 0, 5, 8, 0, 0)]
     assert [switch["is_adaptive"] for switch in switches] == [k == 8 for _, _, k in ks]
     assert services.most_running == 3
     assert sorted(services.prompts) == sorted(prompts * 9)
     assert [(row["policy"], row["c"], len(row["tok_s_of_rounds"])) for row in rows] == [("none", 3, 2), ("fixed", 3, 2), ("adaptive", 3, 2)]
     assert all(row["same_texts"] == 1.0 and row["tokens_per_row"] == 10 / 16 and row["acceptance_length"] == 3.0 for row in rows)
     assert rows[2]["prediction_error"] == 0.03
+    assert rows[2]["tokens_per_row_of_rounds"] == [0.625, 0.625]
+    assert rows[2]["requested_of_rounds"] == [[6, 1], [3, 0]], "by what a switch after each of its windows says"
+    assert rows[2]["verify_factors"] == {"1": 1.25}
 
 
 def window(seconds: float, *token_ids: int) -> Window:
