@@ -35,7 +35,7 @@ def request(num_prompt: int = 10, *, synthetic: tuple[float, ...] = (), variant:
         (request(101, max_tokens=None), InvalidArgumentError, ["101 tokens", "may have 100"]),
         (request(99, max_tokens=2), InvalidArgumentError, ["99 tokens", "max_tokens is 2", "together 101", "100", "max_tokens to 1"]),
         (request(stop_token_ids=(1000,)), InvalidArgumentError, ["stop_token_ids", "1000", "999"]),
-        (request(stop=("x" * (16 << 20),)), ResourceExhaustedError, ["parameters", "bytes, but may take", "max_message_mb"]),
+        (request(variant="x" * (16 << 20)), ResourceExhaustedError, ["parameters", "bytes, but may take", "max_message_mb"]),
         (request(variant="lora"), UnsupportedError, ["'lora'"]),
         (request(synthetic=(0.5,)), FailedPreconditionError, ["synthetic_acceptance_rates", "strict"]),
     ],
