@@ -394,3 +394,41 @@ def test_drafting_that_loses_is_given_up_for_a_while_whatever_the_forecast_promi
     first = asked.index(0)
     assert not any(asked[first : first + 50])
     assert all(asked[-100:])
+
+
+@pytest.mark.parametrize(("num_accepted", "gives_up"), [(9.0, False), (3.0, True)])
+def test_promises_that_are_too_good_count_only_where_drafting_loses(num_accepted: float, gives_up: bool) -> None:
+    """Drafts of eight sequences whose time is worth six tokens, and that were promised to bring 32 more."""
+    lane = SimulatedLane.make(BLOCK)
+    lane.policy = AdaptivePolicy(lane.policy.cost, lane.policy.calibrator, K_MAX, probe_share=0)
+    rates = uniform(8)
+    for _ in range(20):
+        lane.step(rates)
+    planner = lane.policy._planner
+    worth, _ = planner.promise(shape_of(8))
+    for _ in range(100):
+        planner.observe_step(num_accepted, 6.0 / worth, worth, 4.0, 8)
+    request = lane.policy.choose_request(lane.num_steps + 1, shape_of(8), 8, K_MAX - 1)  # another ceiling: it is planned anew
+    assert (request.num_drafts == 0) == gives_up
+
+
+def test_the_choice_to_draft_nothing_holds_longer_while_nothing_new_is_known() -> None:
+    lane = SimulatedLane.make(MODEL)
+    bad = uniform(4, 0.01)
+    lane.throughput(bad, 300)
+    policy = AdaptivePolicy(lane.policy.cost, lane.policy.calibrator, K_MAX, probe_share=0)
+    policy.forecast = policy._planner._forecast = lane.policy.forecast
+    plans: list[int] = []
+
+    def count_grades() -> np.ndarray:
+        plans.append(step)
+        return lane.count_grades()
+
+    for step in range(300):
+        assert policy.choose_request(step, shape_of(4), 4, K_MAX, count_grades).num_drafts == 0
+    assert 10 <= len(plans) <= 15
+    policy._planner.note_news()
+    before = len(plans)
+    for step in range(300, 314):
+        policy.choose_request(step, shape_of(4), 4, K_MAX, count_grades)
+    assert len(plans) > before
