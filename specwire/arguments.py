@@ -3,12 +3,13 @@
 import argparse
 import dataclasses
 import difflib
+import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from specwire.config import Config
+from specwire.config import PROGRAM_VARIABLE, Config
 from specwire.config_fields import flag_name, format_value
 from specwire.config_file import find_config_file, read_config_file
 from specwire.config_layers import SPECULATIVE, Layer, Setting, Settings, Source, resolve
@@ -32,8 +33,12 @@ def parse_flags(kind: type[Config], program: str, arguments: Sequence[str]) -> C
     """Builds a service's configuration: its section of the file that --config or SPECWIRE_CONFIG names, if any, and the flags over it.
 
     A wrong flag or file ends the process with status 2 and one line on stderr.
+
+    Args:
+        program: its name in messages, unless `specwire verifier` or its like has said what the user typed.
     """
-    parser = _Parser(prog=program, description=kind.__doc__, allow_abbrev=False)
+    # Taken out: what this process starts is called otherwise.
+    parser = _Parser(prog=os.environ.pop(PROGRAM_VARIABLE, program), description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="specwire.yaml to read (default: what SPECWIRE_CONFIG names); empty = none")
     hints = typing.get_type_hints(kind)
     groups: dict[str, argparse._ArgumentGroup] = {}

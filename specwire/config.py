@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from specwire.config_fields import check_fields, flag_name, format_value, option
 from specwire.errors import InvalidArgumentError
+from specwire.number_formats import FORMAT_DTYPES, check_formats
 from specwire.speculative_config import SpeculativeConfig
 
 Config = TypeVar("Config")
@@ -19,10 +20,12 @@ DEFAULT_FILE = "specwire.yaml"
 FILE_VARIABLE = "SPECWIRE_CONFIG"
 ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 API_KEY_VARIABLE = "SPECWIRE_API_KEY"
+PROGRAM_VARIABLE = "SPECWIRE_PROGRAM"
+"""What the user has typed to start a service, for its messages; set by `specwire verifier` and its like."""
 MAX_MESSAGE_MB = 2047  # gRPC holds the bytes in an int32
 _MAX_BYTES = 2**63 - 1
 _DTYPES = "auto|float32|bfloat16"
-_FORMATS = "auto|int4|int8|bf16|fp32"
+_FORMATS = "|".join(("auto", *FORMAT_DTYPES))
 _WEIGHTS = "how a CPU keeps the weights: auto (the fastest that the checkpoint's numbers allow), int4, int8, bf16 or fp32"
 _UTILIZATION = "share of the device's memory that this process may use in all, on CUDA; kv_cache_memory goes before it"
 _ONE_DEVICE = "a model must fit on one device: take a smaller model or dtype, and for more throughput several verifiers"
@@ -78,6 +81,7 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_tls(self)
+        check_formats(self.weights, self.dtype, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,7 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_tls(self)
+        check_formats(self.weights, self.dtype, self.device)
 
 
 @dataclass(frozen=True, slots=True)

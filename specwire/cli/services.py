@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 import typer
 
+from specwire.config import PROGRAM_VARIABLE
 from specwire.config_file import find_config_file
 
 _ANSWERED_AT_ONCE = ("-h", "--help")
 
 
-def become_service(module: str, arguments: Sequence[str]) -> None:
+def become_service(command: str, module: str, arguments: Sequence[str]) -> None:
     """Replaces this process by the service; returns never.
+
+    Args:
+        command: what the user calls it: verifier.
 
     Raises:
         InvalidArgumentError: SPECWIRE_CONFIG names a file that is not there.
@@ -22,4 +26,5 @@ def become_service(module: str, arguments: Sequence[str]) -> None:
     if path is not None:
         typer.echo(f"specwire: configuration of {path}", err=True)
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *([f"--config={path}"] if path else []), *arguments])
+    environment = os.environ | {PROGRAM_VARIABLE: f"specwire {command}"}
+    os.execve(sys.executable, [sys.executable, "-m", module, *([f"--config={path}"] if path else []), *arguments], environment)

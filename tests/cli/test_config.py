@@ -92,6 +92,14 @@ drafters:
         ("speculative_config: {method: null}\ndrafters:\n- {count: 2}\n", "specwire.yaml:3: an entry has no method"),
         ("drafter: {tls_key: 3, tls_cert: d.crt}\n", "specwire.yaml:1: drafter.tls_key is 3, but must be text"),
         ("drafters:\n- {tls_key: k}\n", "specwire.yaml:2: drafters[0].tls_key is given without drafters[0].tls_cert"),
+        (
+            "verifier:\n  weights: int4\n  dtype: float32\n",
+            "specwire.yaml:3: verifier.dtype is float32, but verifier.weights is int4, which is computed in bfloat16; leave one of the two out",
+        ),
+        (
+            "drafter: {device: cuda}\ndrafters:\n- {model: draft, weights: int8}\n",
+            "specwire.yaml:3: drafters[0].weights is int8, but drafters[0].device is cuda: formats are for CPUs",
+        ),
     ],
 )
 def test_other_problems_are_found(text: str, problem: str) -> None:

@@ -51,3 +51,7 @@ def test_flags_are_read_by_the_service(events: Path, tmp_path: Path, arguments: 
     )
     assert result.returncode == (0 if arguments == ["--help"] else 2)
     assert text in result.stdout + result.stderr
+    assert (
+        f"{'usage: ' if '--help' in arguments else ''}specwire verifier"
+        in (result.stdout + result.stderr).splitlines()[-1 if result.returncode else 0]
+    )

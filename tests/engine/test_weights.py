@@ -229,10 +229,10 @@ def test_what_is_asked_for_is_taken_without_measuring(measured):
 @pytest.mark.parametrize(
     ("request_", "device", "match"),
     [
-        (WeightsRequest("int4"), "cuda:1", "weights is int4, but device is cuda:1: formats are for CPUs.*leave weights at auto, and choose dtype"),
-        (WeightsRequest("bf16"), "cuda", "weights is bf16, but device is cuda"),
-        (WeightsRequest("int4", torch.float32), "cpu", "dtype is float32, but weights int4 are computed with in bfloat16; leave out one"),
-        (WeightsRequest("fp32", torch.bfloat16), "cpu", "dtype is bfloat16, but weights fp32 are computed with in float32"),
+        (WeightsRequest("int4"), "cuda:1", "--weights is int4, but --device is cuda: formats are for CPUs.*leave weights at auto"),
+        (WeightsRequest("bf16"), "cuda", "--weights is bf16, but --device is cuda"),
+        (WeightsRequest("int4", torch.float32), "cpu", "--dtype is float32, but --weights is int4, which is computed in bfloat16; leave one"),
+        (WeightsRequest("fp32", torch.bfloat16), "cpu", "--dtype is bfloat16, but --weights is fp32, which is computed in float32"),
     ],
 )
 def test_what_does_not_go_together_is_refused(request_, device, match):

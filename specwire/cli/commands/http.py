@@ -11,4 +11,4 @@ def http(context: typer.Context) -> None:
     from specwire.cli.services import become_service
 
     with exit_on_error(2):
-        become_service("specwire.http", context.args)
+        become_service("http", "specwire.http", context.args)

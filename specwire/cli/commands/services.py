@@ -11,23 +11,23 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def verifier(context: typer.Context) -> None:
     """Run one verifier, which has the target model."""
-    _become("verifier_svc", context.args)
+    _become(context, "verifier_svc")
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def drafter(context: typer.Context) -> None:
     """Run one drafter."""
-    _become("drafter_svc", context.args)
+    _become(context, "drafter_svc")
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def coordinator(context: typer.Context) -> None:
     """Run one coordinator, which clients call."""
-    _become("coordinator", context.args)
+    _become(context, "coordinator")
 
 
-def _become(module: str, arguments: list[str]) -> None:
+def _become(context: typer.Context, module: str) -> None:
     from specwire.cli.services import become_service
 
     with exit_on_error(2):
-        become_service(module, arguments)
+        become_service(str(context.info_name), module, context.args)

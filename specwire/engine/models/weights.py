@@ -11,15 +11,16 @@ from pathlib import Path
 
 import torch
 
+from specwire import number_formats
 from specwire.engine.cache_dir import remembered
 from specwire.engine.kernels.linear import DenseLinear, Linear
 from specwire.engine.kernels.packed_linear import DigitLinear, Int4Linear, Int8Linear, Q4Weight
 from specwire.engine.models.config import ModelConfig
-from specwire.errors import InvalidArgumentError
+from specwire.number_formats import check_formats
 
 logger = logging.getLogger(__name__)
 
-FORMAT_DTYPES = {"int4": torch.bfloat16, "int8": torch.bfloat16, "bf16": torch.bfloat16, "fp32": torch.float32}
+FORMAT_DTYPES: dict[str, torch.dtype] = {weights: getattr(torch, dtype) for weights, dtype in number_formats.FORMAT_DTYPES.items()}
 """Format of the weights -> dtype of all that is computed with them, and of keys and values."""
 _DENSE = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -49,19 +50,8 @@ class WeightsRequest:
 
 def check_weights(request: WeightsRequest, device: str) -> None:
     """Raises InvalidArgumentError for formats on CUDA, and for a dtype that does not go with the format."""
-    if request.weights == "auto":
-        return
-    if torch.device(device).type != "cpu":
-        raise InvalidArgumentError(
-            f"weights is {request.weights}, but device is {device}: formats are for CPUs, whose kernels they belong to; leave weights at auto, "
-            "and choose dtype"
-        )
-    needed = FORMAT_DTYPES[request.weights]
-    if request.dtype not in (None, needed):
-        raise InvalidArgumentError(
-            f"dtype is {str(request.dtype).removeprefix('torch.')}, but weights {request.weights} are computed with in "
-            f"{str(needed).removeprefix('torch.')}; leave out one of them"
-        )
+    dtype = "auto" if request.dtype is None else str(request.dtype).removeprefix("torch.")
+    check_formats(request.weights, dtype, torch.device(device).type)
 
 
 def format_hash(digest: str, weights: str, *, is_stored: bool) -> str:
