@@ -92,7 +92,11 @@ class _Adder:
         if body is not None:
             # Bodies are read by `read_fields`, which names what is wrong in OpenAI's way: FastAPI can't know of them by itself.
             extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
-        self._app.add_api_route(path, self._guard(handler), methods=[method], openapi_extra=extra, response_model=None)
+        guarded = self._guard(handler)
+        self._app.add_api_route(path, guarded, methods=[method], openapi_extra=extra, response_model=None)
+        if method == "GET":
+            # Uvicorn leaves the body of the answer out. A route of its own: the schema lists what GET gives.
+            self._app.add_api_route(path, guarded, methods=["HEAD"], include_in_schema=False, response_model=None)
 
     def _guard(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:

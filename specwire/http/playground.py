@@ -33,8 +33,8 @@ class Playground:
 
     def add_to(self, app: FastAPI) -> None:
         """Adds the paths, which are no part of the API's schema."""
-        app.add_api_route("/", self._index, include_in_schema=False, response_model=None)
-        app.add_api_route("/page/{name}", self._file, include_in_schema=False, response_model=None)
+        for path, answer in (("/", self._index), ("/page/{name}", self._file)):
+            app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
     async def _index(self, request: Request) -> Response:
         """The page."""

@@ -73,6 +73,16 @@ async def test_files_need_nothing_from_elsewhere(served: Served) -> None:
     assert (await served.get("/page/other.js")).status == 404
 
 
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/health", "/health/live", "/health/ready", "/v1/models", "/version", "/openapi.json"])
+async def test_head_has_the_headers_of_get_alone(served: Served, path: str) -> None:
+    got, head = await served.get(path), await served.call("HEAD", path)
+    own = {"date", "x-request-id"}
+    assert (head.status, head.body) == (200, b"")
+    assert {name: value for name, value in head.headers.items() if name not in own} == {
+        name: value for name, value in got.headers.items() if name not in own
+    }
+
+
 async def test_page_can_be_left_out(socket_dir: Path) -> None:
     async with http_served(socket_dir, http={"playground": False}) as served:
         assert [(await served.get(path)).status for path in ("/", "/page/app.js", "/specwire/status")] == [404, 404, 200]
