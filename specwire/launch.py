@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from specwire import rpc
 from specwire.errors import UnavailableError
+from specwire.launch_failure import explain_failed_start
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +56,24 @@ class ServiceProcess:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Starts the process in a session of its own: a terminal's Ctrl-C reaches this process alone, which stops the others in order."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "specwire.child", str(os.getpid()), self.spec.module, *self.spec.arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
+        """Starts the process in a session of its own: a terminal's Ctrl-C reaches this process alone, which stops the others in order.
+
+        Raises:
+            UnavailableError: this machine, user or container can't have another process.
+        """
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "specwire.child", str(os.getpid()), self.spec.module, *self.spec.arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError) as error:
+            explained = explain_failed_start(self.spec.name, error)
+            if explained is None:
+                raise
+            raise explained from error
         self._has_written = False
         self._reader = asyncio.create_task(self._read_lines(self._process))
 
@@ -153,7 +164,7 @@ class Supervisor:
         """Starts every service and returns once all are healthy.
 
         Raises:
-            UnavailableError: a service ended or is not healthy in time; `stop` the others then.
+            UnavailableError: a service can't be started, ended, or is not healthy in time; `stop` the others then.
         """
         started: list[ServiceProcess] = []
         for group in self.groups:
@@ -214,9 +225,21 @@ class Supervisor:
             if time.monotonic() - started > 2 * self._max_backoff_s:
                 backoff_s = self._first_backoff_s
             logger.warning("%s ended with %s and is restarted in %g s", service.spec.name, outcome, backoff_s)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._max_backoff_s)
-            await service.start()
+            is_started = False
+            while not is_started:
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, self._max_backoff_s)
+                is_started = await _start_again(service, backoff_s)
+
+
+async def _start_again(service: ServiceProcess, backoff_s: float) -> bool:
+    """Whether it could be; what keeps it from it may pass."""
+    try:
+        await service.start()
+    except UnavailableError as error:
+        logger.warning("%s; tried again in %g s", error, backoff_s)
+        return False
+    return True
 
 
 async def _first_end(services: Sequence[ServiceProcess]) -> tuple[ServiceProcess, str]:

@@ -12,6 +12,9 @@ from specwire.config import DEFAULT_FILE, FILE_VARIABLE
 from specwire.errors import SpecwireError
 from specwire.standard_files import open_standard_files
 
+_GRPC_LOG = ("GRPC_VERBOSITY", "ERROR")
+"""gRPC writes its own lines past our log, also where nothing is wrong: each service that stops is one. Services that are started here inherit it."""
+
 # They read the file themselves.
 _WITHOUT_CLIENT = ("up", "verifier", "drafter", "coordinator", "http", "config")
 
@@ -28,6 +31,7 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: status 2 for wrong arguments, 1 for anything else that fails, with a message on stderr."""
     open_standard_files()
+    os.environ.setdefault(*_GRPC_LOG)  # gRPC reads it when it is imported
     try:
         app(prog_name="specwire")
     except OSError as error:  # of standard output or a file; click is silent about a pipe that nobody reads

@@ -1,14 +1,17 @@
 """Supervision of child processes, with services that are only healthy."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +160,70 @@ async def test_service_that_ignores_the_stop_is_killed(
         await supervisor.stop()
     assert "drafter did not stop within 0.5 s and is killed" in caplog.text
     assert not [pid for _, pid in happened(events, "start") if is_alive(pid)]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            RuntimeError("can't start new thread"),
+            r"verifier can't be started \(can't start new thread\): this user may have .* processes and threads",
+        ),
+        (OSError(errno.EAGAIN, ""), r"\(Resource temporarily unavailable\): this user .* \(ulimit -u\).*; end other programs, raise the limit, or"),
+        (OSError(errno.ENOMEM, ""), r"\(Cannot allocate memory\): there is no memory for another process; end other programs"),
+        (OSError(errno.EMFILE, ""), r"\(Too many open files\): this process may have \d+ open files \(ulimit -n\); raise the limit"),
+        (OSError(errno.EACCES, ""), rf"\(Permission denied\): it is run by {re.escape(sys.executable)}; check"),
+    ],
+)
+async def test_what_keeps_a_process_from_starting_is_named(
+    stack: list[list[ServiceSpec]], log: Log, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    supervisor = Supervisor(stack, log)
+    with pytest.raises(UnavailableError, match=message):
+        await supervisor.start()
+    await supervisor.stop()
+
+
+async def test_other_errors_of_a_start_are_faults(stack: list[list[ServiceSpec]], log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no loop")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    with pytest.raises(RuntimeError, match="no loop"):
+        await Supervisor(stack, log).start()
+
+
+async def test_a_restart_that_fails_is_tried_again(
+    stack: list[list[ServiceSpec]], log: Log, events: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor([stack[0]], log, first_backoff_s=0.05)
+    start, num_failed = asyncio.create_subprocess_exec, 0
+
+    async def fail_twice(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_failed
+        if num_failed < 2:
+            num_failed += 1
+            raise BlockingIOError(errno.EAGAIN, "")
+        return await start(*arguments, **options)
+
+    async with asyncio.timeout(TIMEOUT_S):
+        await supervisor.start()
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_twice)
+        watching = asyncio.create_task(supervisor.watch())
+        service = supervisor.groups[0][1]
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGKILL)
+        await log.wait_ready("drafter", 2)
+        assert not watching.done()
+        watching.cancel()
+        await supervisor.stop()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings[0] == "drafter ended with signal SIGKILL and is restarted in 0.05 s"
+    assert [warning.rpartition("; ")[2] for warning in warnings[1:]] == ["tried again in 0.1 s", "tried again in 0.2 s"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's signal at the death of a parent")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specwire.cli import app
+from specwire.cli import app, main
 from specwire.cli.up import how_to_call
 from specwire.config import CoordinatorConfig
 from specwire.version import build_version
@@ -54,6 +54,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
     assert "Usage: specwire up" in result.stdout
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "ERROR"), ("DEBUG", "DEBUG")])
+def test_grpc_writes_errors_only_unless_the_user_wants_more(monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", given or "")  # what is set here is undone
+    if given is None:
+        monkeypatch.delenv("GRPC_VERBOSITY")
+    monkeypatch.setattr("sys.argv", ["specwire", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["GRPC_VERBOSITY"] == expected
 
 
 def test_version() -> None:
