@@ -12,7 +12,15 @@ _LONG_S = 3.0
 """A phase that takes longer gets a line of its own when it ends: what follows may take long, too."""
 _SLOW_S = 10.0
 """One that takes longer says so while it runs: nobody should wait without being told for what."""
-_SLOW = "%s: not done after %.0f s; a first start fetches and converts files, compiles code for this machine, and keeps all of it"
+_COMPILES = "a first start compiles code for this machine, and keeps it"
+_SLOW_BECAUSE = {
+    "import": "Python reads its libraries, which takes long where the disk is slow or the machine is busy",
+    "files": "a first start fetches and converts files, and keeps them",
+    "weights": f"they are read and brought into their format; {_COMPILES}",
+    "capture": _COMPILES,
+    "profile": f"the costs of rounds are measured; {_COMPILES}",
+}
+"""By the name of the phase."""
 
 
 class Phases:
@@ -31,7 +39,8 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         """Times what is done inside; again under the same name, it adds up."""
         started = self._clock()
-        notice = threading.Timer(_SLOW_S, logger.info, [_SLOW, name, _SLOW_S])
+        because = f"; {_SLOW_BECAUSE[name]}" if name in _SLOW_BECAUSE else ""
+        notice = threading.Timer(_SLOW_S, logger.info, ["%s: not done after %.0f s%s", name, _SLOW_S, because])
         notice.daemon = True
         notice.start()
         try:

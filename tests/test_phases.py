@@ -50,20 +50,31 @@ def test_only_long_phases_get_a_line_of_their_own(clock: Clock, caplog: pytest.L
     assert "weights 60.0 s" in str(phases), "one that fails counts, too"
 
 
-def test_a_slow_phase_says_so_while_it_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "because"),
+    [
+        ("import", "; Python reads its libraries, which takes long where the disk is slow or the machine is busy"),
+        ("files", "; a first start fetches and converts files, and keeps them"),
+        ("profile", "; the costs of rounds are measured; a first start compiles code for this machine, and keeps it"),
+        ("KV cache", ""),
+    ],
+)
+def test_a_slow_phase_says_so_while_it_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, because: str) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("specwire.phases._SLOW_S", 0.01)
-    said = threading.Event()
+    said, lines = threading.Event(), []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
             said.set()
 
     listener = Listener()
     logging.getLogger("specwire.phases").addHandler(listener)
     try:
-        with Phases().phase("profile"):
+        with Phases().phase(name):
             assert said.wait(30)
+        assert lines == [f"{name}: not done after 0 s{because}"]
     finally:
         logging.getLogger("specwire.phases").removeHandler(listener)
     said.clear()

@@ -10,7 +10,7 @@ from specwire.engine.cpu.tile_work import head_piece, make_products
 from specwire.engine.cpu.weights import FEATURES
 from specwire.engine.cpu.work import SIGNATURE
 
-_IS_KEPT = keep_compiled()
+_IS_KEPT = keep_compiled(__name__, "drafts of a head in 8 bits")
 
 
 @njit(**OPTIONS)

@@ -20,8 +20,11 @@ _NEEDED_BYTES = 64 << 20
 """Free in the file system: Numba, once it has begun to keep code, fails where there is no room for it."""
 
 
-def keep_compiled() -> bool:
+def keep_compiled(module: str = "", what: str = "") -> bool:
     """Has Numba keep code that is compiled from now on in our cache directory, unless NUMBA_CACHE_DIR names another. Returns whether it can.
+
+    Args:
+        module, what: whose compiling takes long, its `__name__`, and what it is in words: said where none of it is kept yet.
 
     Numba itself looks only at the file of a function, not at those that the function takes others from: each state of this package's
     sources gets a folder of its own.
@@ -32,15 +35,14 @@ def keep_compiled() -> bool:
             digest.update(path.read_bytes())
         numba.config.CACHE_DIR = str(cache_dir() / "numba" / digest.hexdigest()[:16])
     folder = Path(numba.config.CACHE_DIR)
-    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder).free < _NEEDED_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryFile(dir=folder):
             _remove_damaged(folder)
-            if is_new:
-                logger.info("compiling code for this CPU, once: some 16 s of CPU time for each form of weights; kept in %s", folder)
+            if what and not any(folder.rglob(f"{module.rpartition('.')[2]}.*.nbi")):
+                logger.info("compiling code for this CPU, once: %s, some 16 s of CPU time; kept in %s", what, folder)
             return True
     except OSError as error:
         logger.warning(

@@ -11,7 +11,7 @@ from specwire.engine.cpu.kernels import OPTIONS, add, copy
 from specwire.engine.cpu.pieces import share
 from specwire.engine.cpu.work import SIGNATURE, Products, make_layer_piece, make_loop
 
-_IS_KEPT = keep_compiled()
+_IS_KEPT = keep_compiled(__name__, "passes with weights in float16 tiles")
 _TILE = 2 * FEATURES
 _block_bytes = njit(**OPTIONS)(block_bytes)
 

@@ -9,7 +9,7 @@ from specwire.engine.cpu.tile_work import head_piece, make_products
 from specwire.engine.cpu.tiles import GROUP, GROUP_BYTES, MAX_ROWS, NUMBERS_BYTES
 from specwire.engine.cpu.work import SIGNATURE, make_layer_piece, make_loop
 
-_IS_KEPT = keep_compiled()
+_IS_KEPT = keep_compiled(__name__, "passes with weights in 4 bits")
 
 
 @njit(**OPTIONS)

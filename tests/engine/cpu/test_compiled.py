@@ -20,13 +20,25 @@ def no_folder_yet(monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
 
 
-def test_code_is_kept_in_the_cache_directory_and_that_it_takes_time_is_said_once(monkeypatch, tmp_path, caplog):
+def test_code_is_kept_in_the_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with caplog.at_level(logging.INFO):
-        assert keep_compiled()
-        assert keep_compiled()
+    assert keep_compiled()
+    assert keep_compiled()
     assert [str(path) for path in (tmp_path / "specwire" / "numba").iterdir()] == [numba.config.CACHE_DIR]
-    assert caplog.text.count("compiling code for this CPU") == 1
+
+
+def test_that_compiling_takes_time_is_said_once_for_each_form(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    head = "import numba\nfrom specwire.engine.cpu.compiled import keep_compiled\n"
+    for name in ("first_form", "second_form"):
+        program = f"_IS_KEPT = keep_compiled('some.{name}', 'weights of {name}')\n@numba.njit('int64(int64)', cache=_IS_KEPT)\n"
+        (tmp_path / f"{name}.py").write_text(f"{head}{program}def successor(number):\n    return number + 1\n")
+    with caplog.at_level(logging.INFO):
+        for name in ("first_form", "first_form", "second_form", "second_form", "first_form"):
+            assert runpy.run_path(str(tmp_path / f"{name}.py"))["successor"](41) == 42
+        assert keep_compiled()
+    said = [record.getMessage().partition(",")[2] for record in caplog.records if "compiling code for this CPU" in record.getMessage()]
+    assert said == [f" once: weights of {name}, some 16 s of CPU time; kept in {tmp_path}/kept" for name in ("first_form", "second_form")]
 
 
 def test_another_folder_goes_before(monkeypatch, tmp_path):
