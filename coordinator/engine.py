@@ -248,7 +248,7 @@ class Engine:
             self.variants.start(self._config.canary_share, self._config.canary_config, engine)
         self._admission.description = engine
         logger.info(
-            "serving %s: at most %d tokens a sequence, %d sequences and %d tokens a round, K by batch size %s",
+            "the model is %s: at most %d tokens a sequence, %d sequences and %d tokens a round, K by batch size %s",
             engine.model_id, engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens, engine.schedule_ranges,
         )  # fmt: skip
         for reason in engine.reasons:

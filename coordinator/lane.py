@@ -67,7 +67,7 @@ class Lane:
         self.is_ready = False
         self.is_draining = False
         self.instance_id = ""
-        self.reason = "not reached yet"
+        self.reason = "not connected yet"
         self.running: dict[Sequence, None] = {}
         self.in_flight: deque[Round] = deque()
         self.is_lockstep = False

@@ -65,7 +65,7 @@ class DraftLink:
         self.asked = AskedRound(self._miss, self._give_up)
         self.draft_ms = 0.0
         self._patience = asyncio.timeout(None)
-        self.reason = "not reached yet"
+        self.reason = "not connected yet"
         self._closes: list[SlotRef] = []
         self._unopened: list[DraftSlot] = []
         self.free: list[int] = []

@@ -225,9 +225,12 @@ class CoordinatorServer:
 
     async def follow_readiness(self) -> None:
         """Keeps health SERVING while the engine is ready and NOT_SERVING otherwise; never returns."""
+        has_served = False
         while True:
             ready = self._engine.ready
-            logger.info("%s: %s", "serving" if ready.is_ready else "not serving", ready.reason or "all peers are there")
+            has_served = has_served or ready.is_ready
+            state = "serving" if ready.is_ready else "not serving" if has_served else "starting"
+            logger.info("%s: %s", state, ready.reason or "all peers are there")
             await self._server.set_serving(ready.is_ready)
             if self._engine.ready == ready:
                 await self._engine.readiness_changed()

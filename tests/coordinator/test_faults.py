@@ -67,7 +67,7 @@ async def test_no_verifier_comes_back() -> None:
 async def test_no_verifier_at_first(grpc_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.probe._PROBE_S", 0.05)
     async with Cluster(drafters=[DrafterScript()], grpc=grpc_, min_draft_wait_ms=1000, absent=["v0"]) as cluster:
-        assert cluster.engine.ready == (False, "lane 0: not reached yet")
+        assert cluster.engine.ready == (False, "lane 0: not connected yet")
         assert cluster.engine.description is None
         await cluster.restart_verifier(0)
         await cluster.all_there()

@@ -37,11 +37,11 @@ async def test_the_log_names_drafters_that_are_missing(caplog: pytest.LogCapture
         server = CoordinatorServer(cluster.engine, CoordinatorConfig(listen=("127.0.0.1:0",)))
         await server.start()
         following = asyncio.create_task(server.follow_readiness())
-        await until(lambda: "serving: drafter d0:1: not reached yet; drafter d1:1: not reached yet" in caplog.text)
+        await until(lambda: "serving: drafter d0:1: not connected yet; drafter d1:1: not connected yet" in caplog.text)
         assert cluster.engine.ready.is_ready, "drafters are not needed"
         await cluster.submit(PROMPT, seed=1, max_tokens=10).check()
         await cluster.restart_drafter(0)
-        await until(lambda: "serving: drafter d1:1: not reached yet" in caplog.text)
+        await until(lambda: "serving: drafter d1:1: not connected yet" in caplog.text)
         assert "all peers are there" not in caplog.text
         await cluster.restart_drafter(1, max_message_bytes=1)
         await until(lambda: "max_message_mb" in cluster.engine.ready.reason)
@@ -52,3 +52,22 @@ async def test_the_log_names_drafters_that_are_missing(caplog: pytest.LogCapture
         await until(lambda: "drafter d0:1: " in cluster.engine.ready.reason)
         following.cancel()
         await server.stop(0)
+
+
+async def test_the_log_of_a_start_and_of_a_loss(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what has served can cease to."""
+    monkeypatch.setattr("coordinator.probe._PROBE_S", 0.05)
+    caplog.set_level(logging.INFO, "coordinator.server")
+    async with Cluster(absent=["v0"]) as cluster:
+        server = CoordinatorServer(cluster.engine, CoordinatorConfig(listen=("127.0.0.1:0",)))
+        await server.start()
+        following = asyncio.create_task(server.follow_readiness())
+        await until(lambda: "starting: lane 0: not connected yet" in caplog.text)
+        await cluster.restart_verifier(0)
+        await until(lambda: "serving: all peers are there" in caplog.text)
+        await cluster.kill_verifier(0)
+        await until(lambda: "not serving: lane 0: verifier v0" in caplog.text)
+        following.cancel()
+        await server.stop(0)
+    states = [record.getMessage().partition(":")[0] for record in caplog.records if record.name == "coordinator.server"]
+    assert list(dict.fromkeys(states)) == ["starting", "serving", "not serving"]

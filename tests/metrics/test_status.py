@@ -121,9 +121,9 @@ async def test_peers_that_are_away_are_shown_with_the_reason() -> None:
         await cluster.ready()
         status = describe_status(cluster.engine)
     assert status.is_ready
-    assert [(lane.index, lane.is_ready, lane.reason) for lane in status.lanes] == [(0, True, ""), (1, False, "not reached yet")]
-    assert status.reason == "lane 1: not reached yet; drafter d0:1: not reached yet"
-    assert status.lanes[1] == LaneStatus(1, "v1:1", reason="not reached yet")
+    assert [(lane.index, lane.is_ready, lane.reason) for lane in status.lanes] == [(0, True, ""), (1, False, "not connected yet")]
+    assert status.reason == "lane 1: not connected yet; drafter d0:1: not connected yet"
+    assert status.lanes[1] == LaneStatus(1, "v1:1", reason="not connected yet")
     assert status.drafters == (DrafterStatus("d0:1"),)
     assert unpack_status(pack_status(status)) == status
 
