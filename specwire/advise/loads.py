@@ -87,7 +87,7 @@ class Loads:
             max_retries=accept.max_retries,
             tenant_cache_key=secrets.token_bytes(8),
         )
-        with show_progress(label, len(prompts)) as ended:
+        with show_progress(label, len(prompts), says_start=True) as ended:
             generator = LoadGenerator(send, time.perf_counter, max_concurrency=concurrency, on_end=ended)
             run = await generator.run(prompts, arrivals_s, self._stop)
         return None if run.interrupted else run

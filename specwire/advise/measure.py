@@ -75,7 +75,7 @@ class Measuring:
 
     async def acceptance(self, prompts: Sequence[Prompt]) -> LoadRun:
         """All prompts, with as many drafts as the coordinator takes."""
-        with show_progress("acceptance", len(prompts)) as ended:
+        with show_progress("acceptance", len(prompts), says_start=True) as ended:
             send = self._backend(self._options.accept.params, tenant_cache_key=secrets.token_bytes(8))
             limit = self._options.accept.max_concurrency
             generator = LoadGenerator(send, time.perf_counter, max_concurrency=limit, keep_tokens=True, on_end=ended)
@@ -96,7 +96,7 @@ class Measuring:
         runs: list[StepRun] = []
         sizes, ks = self.concurrencies(), sorted({0, 1, self.most})
         params = self._options.accept.params.replace(ignore_eos=True)
-        with show_progress("steps", self._options.repeats * len(ks) * sum(sizes)) as ended:
+        with show_progress("steps", self._options.repeats * len(ks) * sum(sizes), says_start=True) as ended:
             for repeat in range(self._options.repeats):
                 for concurrency in sizes:
                     chosen = [prompts[index * len(prompts) // concurrency] for index in range(concurrency)]

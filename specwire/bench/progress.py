@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -12,8 +13,12 @@ from specwire.bench.record import INTERRUPTED, RequestRecord
 
 
 @contextlib.contextmanager
-def show_progress(label: str, total: int) -> Iterator[Callable[[RequestRecord], None]]:
-    """Gives a function to be called with each record whose request has ended."""
+def show_progress(label: str, total: int, *, says_start: bool = False) -> Iterator[Callable[[RequestRecord], None]]:
+    """Gives a function to be called with each record whose request has ended.
+
+    Args:
+        says_start: a line says what begins, where there is no terminal for the bar.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -23,6 +28,8 @@ def show_progress(label: str, total: int) -> Iterator[Callable[[RequestRecord], 
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
+    if says_start and not console.is_terminal:
+        console.print(f"{time.strftime('%H:%M:%S')} {label}: {total} requests", markup=False, highlight=False, soft_wrap=True)
     num_failed = 0
     with Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=4) as progress:
         task = progress.add_task(label, total=total, failed=0)

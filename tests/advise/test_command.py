@@ -90,6 +90,9 @@ def test_drafts_pay_where_tokens_cost_nothing(served: Served, tmp_path: Path) ->
     ):
         assert words in result.stdout
     assert {"date", "machine", "command"} <= set(report)
+    begun = [line.partition(" ")[2].partition(":")[0] for line in result.stderr.splitlines() if line.endswith(" requests")]
+    plain, rates = [f"plain, {number} at once" for number in (1, 3, 8)], [f"{name} rate, {k} drafts" for name in ("low", "high") for k in (0, K)]
+    assert begun == ["acceptance", *plain, "steps", *rates], "there is no terminal for a bar"
 
 
 def test_it_stops_where_hardly_a_draft_is_accepted(served: Served, tmp_path: Path) -> None:
