@@ -159,6 +159,8 @@ class Supervisor:
         self._grace_s = grace_s
         self._first_backoff_s = first_backoff_s
         self._max_backoff_s = max_backoff_s
+        self.awaited = ""
+        """The service that the start waits for; empty before and after it."""
 
     async def start(self) -> None:
         """Starts every service and returns once all are healthy.
@@ -209,11 +211,13 @@ class Supervisor:
 
     async def _wait_serving(self, group: Sequence[ServiceProcess]) -> None:
         for service in group:
+            self.awaited = service.spec.name
             try:
                 async with asyncio.timeout(self._startup_timeout_s):
                     await service.wait_serving()
             except TimeoutError:
                 raise UnavailableError(f"{service.spec.name} is not ready after {self._startup_timeout_s:g} s{service.where_to_look}") from None
+        self.awaited = ""
 
     async def _keep(self, service: ServiceProcess) -> None:
         backoff_s = self._first_backoff_s

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specwire.errors import FailedPreconditionError, UnavailableError
 from specwire.launch import Supervisor
+from specwire.offline.waiting import wait_with_notices
 from specwire.socket_folder import socket_folder
 from specwire.stack.plan import StackOptions, plan_private_stack
 
@@ -44,7 +45,7 @@ class BackgroundStack:
         thread.start()
         self._finalizer = weakref.finalize(self, _shut_down, self._keeper, loop, thread, self._pid)
         try:
-            asyncio.run_coroutine_threadsafe(self._keeper.start(), loop).result()
+            wait_with_notices(asyncio.run_coroutine_threadsafe(self._keeper.start(), loop), self._describe_start)
         except UnavailableError as error:
             self.close()
             raise UnavailableError(f"{error}{self._lines}") from None
@@ -71,6 +72,10 @@ class BackgroundStack:
             raise FailedPreconditionError("the services were stopped; make a new LLM")
         if (error := self._keeper.failure) is not None:
             raise UnavailableError(f"{error}; close this LLM and make a new one{self._lines}") from error
+
+    def _describe_start(self) -> str:
+        awaited, last = self._keeper.supervisor.awaited, self._lines.last
+        return f"waiting for the {awaited or 'services'}{f'; last line: {last}' if last else ''}"
 
     def close(self) -> None:
         """Stops the services in order and waits for their end; may be called again. A Ctrl-C meanwhile kills them."""
@@ -113,6 +118,11 @@ class _LastLines:
     def take(self, name: str, line: str) -> None:
         logger.debug("%s | %s", name, line)
         self._last.append(f"{name} | {line}")
+
+    @property
+    def last(self) -> str:
+        """Empty if there is none."""
+        return self._last[-1] if self._last else ""
 
     def __str__(self) -> str:
         return "".join(f"\n  {line}" for line in self._last)

@@ -2,18 +2,24 @@
 
 import asyncio
 import gc
+import io
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from specwire import LLM, FailedPreconditionError, UnavailableError
 from specwire.errors import SpecwireError
+from specwire.offline.waiting import wait_with_notices
 from tests.cli.test_launch import happened, is_alive
 from tests.waiting import until
 
@@ -71,6 +77,29 @@ def test_a_service_that_ends_at_its_start(events: Path, socket_dir: Path, monkey
         LLM()
     assert not [pid for _, pid in happened(events, "start") if is_alive(pid)]
     assert not list(socket_dir.iterdir())
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for(events: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("specwire.offline.waiting._FIRST_NOTICE_S", 0.01)
+    with caplog.at_level(logging.INFO, "specwire.offline.waiting"), LLM():
+        lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("starting for 0.01 s: waiting for the ")
+    assert any("waiting for the verifier" in line for line in lines)
+    assert re.fullmatch(r"started in \d+ s", lines[-1])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_notices_of_a_start_are_shown_where_bars_are(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    monkeypatch.setattr("specwire.offline.waiting._FIRST_NOTICE_S", 0.01)
+    starting, screen = Future[None](), io.StringIO()
+
+    def describe() -> str:
+        starting.set_result(None)  # the first notice is the last one
+        return "waiting for the verifier"
+
+    wait_with_notices(starting, describe, console=Console(file=screen, force_terminal=is_terminal))
+    shown = ["starting for 0.01 s: waiting for the verifier", "started in 0 s"] if is_terminal else []
+    assert screen.getvalue().splitlines() == shown
 
 
 def test_a_coordinator_that_is_lost_is_named(events: Path) -> None:
