@@ -16,7 +16,7 @@ _COMPILES = "a first start compiles code for this machine, and keeps it"
 _SLOW_BECAUSE = {
     "import": "Python reads its libraries, which takes long where the disk is slow or the machine is busy",
     "files": "a first start fetches and converts files, and keeps them",
-    "weights": f"they are read and brought into their format; {_COMPILES}",
+    "weights": "they are read and brought into their format",
     "capture": _COMPILES,
     "profile": f"the costs of rounds are measured; {_COMPILES}",
 }
