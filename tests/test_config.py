@@ -44,6 +44,9 @@ OTHER: dict[str, Any] = {
     "speculative_config": SpeculativeConfig(num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 2, 3),)),
 }
 
+DIFFERENT_WAYS = ({"weights"}, {"dtype", "device"})
+"""Fields to leave out where all others are not their defaults: a format of weights has its own dtype and device."""
+
 
 def other_value(field: "dataclasses.Field[Any]") -> Any:
     """A good value that is not the default, if there is one."""
@@ -62,7 +65,7 @@ def test_defaults_need_no_flags(kind: type) -> None:
     assert parse_flags(kind, "service", []) == kind()
 
 
-@pytest.mark.parametrize("without", [{"weights"}, {"dtype", "device"}])  # a format has its own
+@pytest.mark.parametrize("without", DIFFERENT_WAYS)
 @pytest.mark.parametrize("kind", SERVICES)
 def test_every_field_travels_as_a_flag(kind: type, without: set[str]) -> None:
     fields = [field for field in dataclasses.fields(kind) if field.name not in without]
