@@ -2,11 +2,12 @@
 
 python -m benchmarks.adaptive_cpu [--precision bfloat16|int4|...] [--concurrency 1 4 16] [--rounds 5] [--head FOLDER]
 
-One verifier, one drafter and one coordinator for all of it, as processes; the policy is switched in the running coordinator. A window is all prompts
-of a kind, closed loop, greedy: so many requests at once, the next one when one has ended. After an unmeasured window of each policy, in which the
-prefix cache gets the prompts and the policy learns, windows of all policies take turns, in another order each round. A speed is tokens by the time
-of the whole window; a ratio is the median of the rounds' ratios. The report also says how many drafts each window of the policy asked for. There are twice as many requests as run at once, at least: with as many, none would
-follow another, and a window would be as long as its slowest text, whatever the others gain.
+One verifier, one drafter and one coordinator for all of it, as processes; the policy is switched in the running coordinator. A window is all
+prompts of a kind, closed loop, greedy: so many requests at once, the next one when one has ended. After an unmeasured window of each policy, in
+which the prefix cache gets the prompts and the policy learns, windows of all policies take turns, in another order each round. A speed is tokens by
+the time of the whole window; a ratio is the median of the rounds' ratios. The report also says how many drafts each window of the policy asked for.
+There are twice as many requests as run at once, at least: with as many, none would follow another, and a window would be as long as its slowest
+text, whatever the others gain.
 """
 
 import argparse
