@@ -158,15 +158,24 @@ class LanePolicy:
         if (kept := choice.kept) is not None:
             rows = _rows_of_round(round_, choice.rows)
             _once_sent(lambda: self._observe_drafts(choice, kept, rows, result))
-        self.cost.drafts = choice.curves
-        if self.cost.unknown or not timing.received_ns:
-            return
+        if timing.received_ns:
+            measured = _measure(choice, round_, timing, started_ns)
+            _once_sent(lambda: self._observe_cost(choice, round_, measured))
+
+    def _observe_cost(self, choice: Choice, round_: "Round", measured: StepMs) -> None:
+        drafts, self.cost.drafts = self.cost.drafts, choice.curves  # the next step may have others
+        if not self.cost.unknown:
+            choice.step_ms = self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)
+        self.cost.drafts = drafts
+
+    def _shape_of_round(self, choice: Choice, round_: "Round") -> StepShape:
+        """As it was sent."""
         shape = choice.shape
         if len(round_.rows) != shape.num_rows:
             shape = shape._replace(num_tokens=sum([row.token_budget or 1 for row in round_.rows]), num_rows=len(round_.rows))
         if shape.num_requested:
             shape = shape._replace(num_asked=_count_asks(round_.plan.num_drafts))
-        choice.step_ms = self.cost.observe(choice.budget, shape, _measure(choice, round_, timing, started_ns))
+        return shape
 
     def _shape(self, decodes: "list[Sequence]", chunks: "Chunks", num_drafting: Rows[int], *, leaves_run_ahead: bool) -> tuple[StepShape, int]:
         """The shape of a step that asks for no drafts, and how many sequences sample in it."""

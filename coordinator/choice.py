@@ -46,7 +46,7 @@ class Choice:
         num_asked, grades: of these rows, drafts that each was asked for, and its grade then; only if is_observed.
         kept: which drafts to verify; None where no drafter answered, or none was asked.
         num_offered, budget: drafts that came, and that are verified (B).
-        step_ms: predicted and measured time of the whole step; None where either is not known, or was not looked at.
+        step_ms: predicted and measured time of the whole step, once the next round is sent; None where either is not known, or was not looked at.
     """
 
     policy: "LanePolicy"

@@ -70,15 +70,15 @@ def step_parts(times: "StepTimes", timing: RoundTiming, now_ns: int) -> StepPart
 
 
 class LaneMetrics:
-    """One verifier's steps. recent: the last ones.
+    """One verifier's steps. recent: the last ones; last_choice: of the last step, whose time is known with the next one.
 
     With adaptive verification also its drafting steps by their budget (drafts that were verified), drafts that came, its probes and steps of
     fixed K, and what steps were predicted to take and took.
     """
 
     __slots__ = (
-        "budget", "hop", "k", "measured", "measured_step", "num_fixed", "num_offered", "num_probes", "num_speculative_tokens", "parts", "predicted",
-        "predicted_step", "recent", "step",
+        "budget", "hop", "k", "last_choice", "measured", "measured_step", "num_fixed", "num_offered", "num_probes", "num_speculative_tokens",
+        "parts", "predicted", "predicted_step", "recent", "step",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -91,6 +91,7 @@ class LaneMetrics:
         self.k = Histogram(_K_BOUNDS, unit=1)
         self.budget = Histogram(_BUDGET_BOUNDS, unit=1)
         self.num_offered = self.num_probes = self.num_fixed = 0
+        self.last_choice: Choice | None = None
         self.predicted_step = Histogram(STEP_BOUNDS)
         self.measured_step = Histogram(STEP_BOUNDS)
         self.recent: deque[StepParts] = deque(maxlen=_NUM_RECENT)
@@ -215,8 +216,9 @@ class Metrics:
         if choice.shape.num_requested:
             metrics.num_offered += choice.num_offered
             metrics.budget.observe(choice.budget)
-        if choice.step_ms is not None:
-            predicted_ms, measured_ms = choice.step_ms
+        last, metrics.last_choice = metrics.last_choice, choice
+        if last is not None and last.step_ms is not None:
+            predicted_ms, measured_ms = last.step_ms
             metrics.predicted_step.observe(round(1e6 * predicted_ms))
             metrics.measured_step.observe(round(1e6 * measured_ms))
 
