@@ -7,6 +7,9 @@ With costs, verifier and drafter say what they cost: little for each draft, so t
 All addresses are in FOLDER; what a process has recorded is a pickle there, written when it is stopped.
 """
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import asyncio
 import dataclasses
 import pickle

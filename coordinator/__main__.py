@@ -1,5 +1,8 @@
 """`python -m coordinator --flag value`: one coordinator process."""
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import asyncio
 import logging
 import sys

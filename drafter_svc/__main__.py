@@ -1,5 +1,8 @@
 """`python -m drafter_svc --flag value`: one drafter process."""
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import asyncio
 import logging
 import os

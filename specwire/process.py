@@ -28,16 +28,7 @@ MODEL_ENVIRONMENT = (("GOMP_SPINCOUNT", "4000"),)
 
 def set_model_environment() -> None:
     """Sets what makes models run well, unless the user did. Before torch is imported: its libraries read it when they are loaded."""
-    _set(MODEL_ENVIRONMENT)
-
-
-SERVICE_ENVIRONMENT = (("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener"),)
-"""gRPC's older event loop: the thread that hands events to Python polls itself. The newer one puts a thread of its own before it, and a message of
-1 kB takes 75 instead of 34 us there and 75 instead of 64 us back."""
-
-
-def _set(variables: tuple[tuple[str, str], ...]) -> None:
-    for name, value in variables:
+    for name, value in MODEL_ENVIRONMENT:
         os.environ.setdefault(name, value)
 
 
@@ -77,7 +68,6 @@ def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) ->
     open_standard_files()
     allow_all_files()
     set_up_logging(service)
-    _set(SERVICE_ENVIRONMENT)  # gRPC reads it when its first channel or server is made
     try:
         uvloop.run(serve())
     except SpecwireError as error:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from specwire.process import set_model_environment
+from specwire.service_environment import VARIABLES
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "4000"), ("7", "7")])
@@ -25,14 +26,45 @@ def test_services_import_torch_after_the_environment_is_set(service: str) -> Non
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+_WATCHED = """
+import importlib, os, sys
+
+class Watch:
+    found = None
+
+    def find_spec(self, name, path, target=None):
+        if name == "grpc._cython":
+            Watch.found = os.environ.get("GRPC_EXPERIMENTS")
+
+os.environ.pop("GRPC_EXPERIMENTS", None)
+sys.meta_path.insert(0, Watch())
+importlib.import_module(sys.argv[1])
+sys.exit(int(Watch.found != "-event_engine_client,-event_engine_listener"))
+"""
+
+
+@pytest.mark.parametrize("module", ["coordinator.__main__", "verifier_svc.__main__", "drafter_svc.__main__", "specwire.http.worker"])
+def test_grpc_is_imported_after_its_event_loop_is_chosen(module: str) -> None:
+    assert subprocess.run([sys.executable, "-c", _WATCHED, module], check=False).returncode == 0
+
+
+def test_grpc_knows_the_names_of_its_event_loops() -> None:
+    """It says so of others."""
+    variables = dict(VARIABLES) | {"GRPC_VERBOSITY": "INFO"}
+    for names, is_known in ((variables["GRPC_EXPERIMENTS"], True), ("-no_such_loop", False)):
+        environment = os.environ | variables | {"GRPC_EXPERIMENTS": names}
+        script = "import grpc; grpc.insecure_channel('unix:none').close()"
+        said = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True).stderr
+        assert ("Unknown experiment" in said) != is_known, said
+
+
 _SERVE = """
-import asyncio, os, sys
+import asyncio, sys
 from specwire.process import run_service
 
 async def serve():
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     assert server.sockets[0].fileno() > 2, server.sockets
-    assert os.environ["GRPC_EXPERIMENTS"].startswith("-event_engine_client"), "gRPC's faster event loop is not chosen"
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     await reader.read()
     writer.close()

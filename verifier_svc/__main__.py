@@ -1,5 +1,8 @@
 """`python -m verifier_svc --flag value`: serves one target model."""
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import asyncio
 import logging
 import os

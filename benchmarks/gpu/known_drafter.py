@@ -3,6 +3,9 @@
 block: method `synthetic` (benchmarks/gpu/block_drafter.py); model: the configured draft model.
 """
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import sys
 from collections.abc import Callable
 

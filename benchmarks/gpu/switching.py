@@ -4,6 +4,9 @@ Each line that comes on the socket is a JSON object, `{"schedule": [[start, end,
 adaptive verification believes, if it was on before. What it has learned stays until it is switched on again.
 """
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import asyncio
 import json
 import sys

@@ -1,5 +1,8 @@
 """`python -m specwire.http --flag value`: the HTTP service, in one process or several."""
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import sys
 
 from specwire.arguments import parse_flags

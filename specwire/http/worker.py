@@ -1,5 +1,8 @@
 """`python -m specwire.http.worker COLUMN BOARD --flags`: one of several processes that serve on the same ports; `specwire.http` starts them."""
 
+import specwire.service_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 import asyncio
 import logging
 import socket
