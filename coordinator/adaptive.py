@@ -148,8 +148,9 @@ class LanePolicy:
                 drafts[row] = drafts[row][:number]
         return drafts
 
-    def observe(self, choice: Choice, round_: "Round", result: VerifyResult) -> None:
-        """Learns from what became of the step's drafts, and how long it took; of one step of a few where there are many rows in each."""
+    def observe(self, choice: Choice, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
+        """See `Choice.observe`. Learns from what became of the step's drafts, and how long it took; of one step of a few where there are many rows in
+        each."""
         timing = result.timing
         # A round that ran ahead was at the verifier before the one before it had ended.
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
@@ -160,13 +161,15 @@ class LanePolicy:
             _once_sent(lambda: self._observe_drafts(choice, kept, rows, result))
         if timing.received_ns:
             measured = _measure(choice, round_, timing, started_ns)
-            _once_sent(lambda: self._observe_cost(choice, round_, measured))
+            _once_sent(lambda: self._observe_cost(choice, round_, measured, tell))
 
-    def _observe_cost(self, choice: Choice, round_: "Round", measured: StepMs) -> None:
+    def _observe_cost(self, choice: Choice, round_: "Round", measured: StepMs, tell: Callable[[float, float], None]) -> None:
         drafts, self.cost.drafts = self.cost.drafts, choice.curves  # the next step may have others
-        if not self.cost.unknown:
-            choice.step_ms = self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)
-        self.cost.drafts = drafts
+        try:
+            if not self.cost.unknown and (whole := self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)) is not None:
+                tell(*whole)
+        finally:
+            self.cost.drafts = drafts
 
     def _shape_of_round(self, choice: Choice, round_: "Round") -> StepShape:
         """As it was sent."""

@@ -1,5 +1,6 @@
 """One step's choices under adaptive verification, from its plan to its commit; coordinator/adaptive.py makes them."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -46,7 +47,6 @@ class Choice:
         num_asked, grades: of these rows, drafts that each was asked for, and its grade then; only if is_observed.
         kept: which drafts to verify; None where no drafter answered, or none was asked.
         num_offered, budget: drafts that came, and that are verified (B).
-        step_ms: predicted and measured time of the whole step, once the next round is sent; None where either is not known, or was not looked at.
     """
 
     policy: "LanePolicy"
@@ -64,7 +64,6 @@ class Choice:
     kept: Kept | None = None
     num_offered: int = 0
     budget: int = 0
-    step_ms: tuple[float, float] | None = None
 
     def num_drafts(self, place: "DraftSlot") -> int:
         """How many drafts a sequence is asked for: as many as others of its grade, now and then as many as any."""
@@ -93,6 +92,6 @@ class Choice:
         """The drafts worth verifying: a prefix of each row's. No row may go between this and the sending of the round."""
         return self.policy.keep(self, plan, drafts)
 
-    def observe(self, round_: "Round", result: VerifyResult) -> None:
-        """The round is answered and committed."""
-        self.policy.observe(self, round_, result)
+    def observe(self, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
+        """The round is answered and committed; `tell` hears later how long the whole step should have taken and took, in milliseconds."""
+        self.policy.observe(self, round_, result, tell)

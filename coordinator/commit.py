@@ -102,7 +102,7 @@ def commit(lane: "Lane", round_: Round, result: VerifyResult) -> None:
     if result.features:
         note_features(round_, result.features)
     if round_.plan.choice is not None:
-        round_.plan.choice.observe(round_, result)
+        round_.plan.choice.observe(round_, result, partial(lane.telemetry.priced, lane))
     lane.telemetry.committed(lane, round_, result, gaps)
     if is_short_of_blocks and round_.number >= lane.preempted_round:
         _preempt_newest(lane)

@@ -70,14 +70,14 @@ def step_parts(times: "StepTimes", timing: RoundTiming, now_ns: int) -> StepPart
 
 
 class LaneMetrics:
-    """One verifier's steps. recent: the last ones; last_choice: of the last step, whose time is known with the next one.
+    """One verifier's steps. recent: the last ones.
 
     With adaptive verification also its drafting steps by their budget (drafts that were verified), drafts that came, its probes and steps of
     fixed K, and what steps were predicted to take and took.
     """
 
     __slots__ = (
-        "budget", "hop", "k", "last_choice", "measured", "measured_step", "num_fixed", "num_offered", "num_probes", "num_speculative_tokens",
+        "budget", "hop", "k", "measured", "measured_step", "num_fixed", "num_offered", "num_probes", "num_speculative_tokens",
         "parts", "predicted", "predicted_step", "recent", "step",
     )  # fmt: skip
 
@@ -91,7 +91,6 @@ class LaneMetrics:
         self.k = Histogram(_K_BOUNDS, unit=1)
         self.budget = Histogram(_BUDGET_BOUNDS, unit=1)
         self.num_offered = self.num_probes = self.num_fixed = 0
-        self.last_choice: Choice | None = None
         self.predicted_step = Histogram(STEP_BOUNDS)
         self.measured_step = Histogram(STEP_BOUNDS)
         self.recent: deque[StepParts] = deque(maxlen=_NUM_RECENT)
@@ -216,11 +215,11 @@ class Metrics:
         if choice.shape.num_requested:
             metrics.num_offered += choice.num_offered
             metrics.budget.observe(choice.budget)
-        last, metrics.last_choice = metrics.last_choice, choice
-        if last is not None and last.step_ms is not None:
-            predicted_ms, measured_ms = last.step_ms
-            metrics.predicted_step.observe(round(1e6 * predicted_ms))
-            metrics.measured_step.observe(round(1e6 * measured_ms))
+
+    def priced(self, lane: "Lane", predicted_ms: float, measured_ms: float) -> None:
+        metrics = self.lane(lane.address)
+        metrics.predicted_step.observe(round(1e6 * predicted_ms))
+        metrics.measured_step.observe(round(1e6 * measured_ms))
 
     def drafted(self, link: "DraftLink", result: DraftResult) -> None:
         metrics, timing, reply_ns = self.drafter(link.drafter.address), result.timing, time.monotonic_ns() - link.asked.sent_ns

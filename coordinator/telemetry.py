@@ -79,6 +79,10 @@ class Telemetry:
         """
         self.metrics.committed(lane, round_, result, gaps)
 
+    def priced(self, lane: "Lane", predicted_ms: float, measured_ms: float) -> None:
+        """What adaptive verification expected a whole step of the lane to take, and what it took."""
+        self.metrics.priced(lane, predicted_ms, measured_ms)
+
     def drafted(self, link: "DraftLink", result: DraftResult) -> None:
         """A drafter has answered what it was asked at link.asked.sent_ns."""
         self.metrics.drafted(link, result)

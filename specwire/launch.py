@@ -210,14 +210,19 @@ class Supervisor:
                 service.send_signal(signal.SIGKILL)
 
     async def _wait_serving(self, group: Sequence[ServiceProcess]) -> None:
-        for service in group:
-            self.awaited = service.spec.name
-            try:
-                async with asyncio.timeout(self._startup_timeout_s):
-                    await service.wait_serving()
-            except TimeoutError:
-                raise UnavailableError(f"{service.spec.name} is not ready after {self._startup_timeout_s:g} s{service.where_to_look}") from None
-        self.awaited = ""
+        try:
+            for service in group:
+                self.awaited = service.spec.name
+                await self._wait_for(service)
+        finally:
+            self.awaited = ""
+
+    async def _wait_for(self, service: ServiceProcess) -> None:
+        try:
+            async with asyncio.timeout(self._startup_timeout_s):
+                await service.wait_serving()
+        except TimeoutError:
+            raise UnavailableError(f"{service.spec.name} is not ready after {self._startup_timeout_s:g} s{service.where_to_look}") from None
 
     async def _keep(self, service: ServiceProcess) -> None:
         backoff_s = self._first_backoff_s

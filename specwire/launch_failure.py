@@ -31,7 +31,9 @@ def _remedy(number: int) -> str:
         return f"{limits}; end other programs, raise the limit, or start fewer services"
     if number == errno.ENOMEM:
         return "there is no memory for another process; end other programs, or start fewer services"
-    if number in (errno.EMFILE, errno.ENFILE):
+    if number == errno.ENFILE:
+        return "this system has all the open files that it may have (fs.file-max); end other programs, or raise the limit"
+    if number == errno.EMFILE:
         return f"this process may have {_limit(resource.RLIMIT_NOFILE)} open files (ulimit -n); raise the limit, or start fewer services"
     return f"it is run by {sys.executable}; check that this user can read and run that file"
 

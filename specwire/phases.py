@@ -1,5 +1,6 @@
 """Where the time of a start goes: each phase by name, and all of them in one line."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -42,7 +43,8 @@ class Phases:
         because = f"; {_SLOW_BECAUSE[name]}" if name in _SLOW_BECAUSE else ""
         notice = threading.Timer(_SLOW_S, logger.info, ["%s: not done after %.0f s%s", name, _SLOW_S, because])
         notice.daemon = True
-        notice.start()
+        with contextlib.suppress(RuntimeError):  # no thread is left: no notice then
+            notice.start()
         try:
             yield
         finally:

@@ -162,7 +162,7 @@ class AdaptivePolicy:
         self._planner.note_news()
         num_verified = np.where(is_known, kept.num_kept, 0)
         self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
-        if not request.is_probe and kept.worth and is_known.any():
+        if not request.is_probe and kept.cost_ms and kept.worth and is_known.any():
             accepted = kept.num_rows * float(num_accepted[is_known].mean())
             self._planner.observe_step(accepted, kept.cost_ms - kept.plain_ms, kept.worth, kept.promised, kept.num_sampling)
         if request.is_lone and len(num_accepted):

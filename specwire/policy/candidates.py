@@ -98,10 +98,10 @@ def find_candidates(
     num_asked = ((options[:, None, :] > np.arange(most)[:, None]) * num_by_grade).sum(axis=2)
     costs = without_drafts + cost.draft_ms(num_asked, shape)[:, None]
     spread = costs + bubble_ms / stay_steps
-    expected = (num_sampling - shortfall) + forecast.gains(budgets, num_by_grade, options)
+    expected = num_sampling + forecast.gains(budgets, num_by_grade, options)
     best = np.argmax(expected / spread if tokens_per_ms is None else expected - tokens_per_ms * spread, axis=1)
     rows = np.arange(len(options))
-    tokens, times_ms = expected[rows, best], spread[rows, best]
+    tokens, times_ms = expected[rows, best] - shortfall, spread[rows, best]  # budgets are chosen as they will be: by scores alone
     tokens[0], times_ms[0] = num_sampling, run_ahead_ms
     probed = np.minimum(np.searchsorted(budgets, budgets[best] + num_probed * options.max(axis=1)), len(budgets) - 1)
     whole = np.searchsorted(budgets, options @ num_by_grade)

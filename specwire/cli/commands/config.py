@@ -6,6 +6,7 @@ import typer
 
 from specwire.cli.app import app, exit_on_error
 from specwire.cli.connection import ApiKey, ConnectionOptions, TlsCa, TlsCert, TlsKey
+from specwire.errors import InvalidArgumentError
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at specwire.yaml and what it comes to.")
 app.add_typer(commands, name="config")
@@ -21,7 +22,7 @@ def check(file: Annotated[str | None, _FILE] = None, config: Annotated[str | Non
     from specwire.cli.config_check import run_check
 
     with exit_on_error(2):
-        path = find_file(config if file is None else file)
+        path = find_file(_one(file, config))
     raise typer.Exit(0 if run_check(path) else 1)
 
 
@@ -42,6 +43,13 @@ def show(
 
     with exit_on_error(2):
         connection = ConnectionOptions(running, api_key, tls_ca, tls_cert, tls_key) if running else None
-        effective = read_effective(config if file is None else file, set_ or [])
+        effective = read_effective(_one(file, config), set_ or [])
     with exit_on_error(1):
         run_show(effective, connection, as_json=json)
+
+
+def _one(file: str | None, config: str | None) -> str | None:
+    """Raises InvalidArgumentError if both are given."""
+    if file is not None and config is not None:
+        raise InvalidArgumentError(f"the file is {file}, but --config is {config}; name one of them")
+    return config if file is None else file
