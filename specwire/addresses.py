@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 from specwire.errors import InvalidArgumentError
+from specwire.text import is_unicode
 
 _MAX_SOCKET_PATH_BYTES = 107
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[\w.-]+):([0-9]{1,5})")
@@ -54,15 +55,6 @@ def check_free(address: str) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(where)
         probe.listen()
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a message can carry it: arguments that are no UTF-8 reach Python as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_one_address(subject: str, given: str, address: str, lowest_port: int) -> None:

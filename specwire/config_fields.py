@@ -4,9 +4,10 @@ import dataclasses
 import re
 from typing import Any
 
-from specwire.addresses import check_address, check_addresses, is_unicode
+from specwire.addresses import check_address, check_addresses
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.speculative_config import SpeculativeConfig
+from specwire.text import is_unicode
 
 MAX_NUMBER = 2**31 - 1
 """Counts are int32 in messages."""

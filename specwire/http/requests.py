@@ -4,12 +4,12 @@ from typing import Any
 
 from pydantic import Field
 
-from specwire.addresses import is_unicode
 from specwire.client import Chat
 from specwire.http.failures import Refusal
 from specwire.http.fields import Fields, ListOf
 from specwire.http.values import encode_bad_words, read_biases, with_text
 from specwire.sampling_params import SamplingParams
+from specwire.text import is_unicode
 from specwire.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024

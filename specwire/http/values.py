@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specwire.addresses import is_unicode
 from specwire.errors import InvalidArgumentError
 from specwire.http.failures import Refusal
+from specwire.text import is_unicode
 from specwire.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 1024
