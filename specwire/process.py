@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 20_000
 CIRCLES_S = 5.0
+_FILES_EVERYWHERE = 10_240
+"""OPEN_MAX of macOS, which refuses more, whatever getrlimit says."""
 
 # Threads of a model that wait for each other give up the core soon: later than what a layer computes on one thread takes, or each product
 # waits for the others to wake (1000 takes twice the time of 4000), but long before the milliseconds of the default, with which a step on two
@@ -51,9 +53,14 @@ async def collect_circles(interval_s: float = CIRCLES_S) -> None:
 def allow_all_files() -> None:
     """Takes as many open files as this user may have. Each connection is one, and shells and service managers begin with 1024: a coordinator with so
     many clients could not even connect its verifier anew."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # what is unlimited may be more than the kernel takes
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # What is unlimited may be more than the kernel takes.
+    everywhere = _FILES_EVERYWHERE if most == resource.RLIM_INFINITY else min(most, _FILES_EVERYWHERE)
+    for number in (most, max(soft, everywhere)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (number, most))
+            return
+    logger.warning("this process keeps its limit of %d open files, since the system takes no higher one; each connection is one (ulimit -n)", soft)
 
 
 def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -66,8 +73,8 @@ def run_service(service: str, serve: Callable[[], Coroutine[Any, Any, None]]) ->
         serve: starts the service, logs `ready: <service> <addresses>`, waits for a stop signal and stops it.
     """
     open_standard_files()
-    allow_all_files()
     set_up_logging(service)
+    allow_all_files()
     try:
         uvloop.run(serve())
     except SpecwireError as error:

@@ -1,12 +1,13 @@
 """The frame of the service processes."""
 
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from specwire.process import set_model_environment
+from specwire.process import allow_all_files, set_model_environment
 from specwire.service_environment import VARIABLES
 
 
@@ -56,6 +57,32 @@ def test_grpc_knows_the_names_of_its_event_loops() -> None:
         script = "import grpc; grpc.insecure_channel('unix:none').close()"
         said = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True).stderr
         assert ("Unknown experiment" in said) != is_known, said
+
+
+@pytest.mark.parametrize(
+    ("soft", "most", "accepted", "expected"),
+    [
+        (256, resource.RLIM_INFINITY, 10_240, 10_240),  # macOS
+        (20_000, resource.RLIM_INFINITY, 10_240, 20_000),
+        (256, 4096, 4096, 4096),
+        (256, resource.RLIM_INFINITY, 512, 256),
+    ],
+)
+def test_as_many_files_as_the_system_takes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, soft: int, most: int, accepted: int, expected: int
+) -> None:
+    limits = [(soft, most)]
+
+    def set_limit(_: int, wanted: tuple[int, int]) -> None:
+        if not 0 < wanted[0] <= accepted:
+            raise ValueError("current limit exceeds maximum limit")
+        limits.append(wanted)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    allow_all_files()
+    assert limits[-1] == (expected, most)
+    assert ("keeps its limit of" in caplog.text) == (expected == soft)
 
 
 _SERVE = """
