@@ -9,7 +9,6 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.models.loader import check_device, parse_dtype
 from specwire.errors import InvalidArgumentError, SpecwireError
+from specwire.json_files import read_json_object
 from specwire.tokenizer import Tokenizer
 from specwire.train.data import DataConfig, make_jobs
 from specwire.train.deadline import Deadline
@@ -28,6 +28,8 @@ from specwire.train.stored import load_stored
 from specwire.train.target import Target
 
 logger = logging.getLogger(__name__)
+
+_CONFIG, _EVALUATION = "config.json", "evaluation.json"
 
 
 def sharpen(head: Path, target: Target, prompts: Path, data: DataConfig, most_prompts: int = MOST_PROMPTS) -> Sampled:
@@ -40,6 +42,7 @@ def sharpen(head: Path, target: Target, prompts: Path, data: DataConfig, most_pr
     Raises:
         SpecwireError: a head or file that can't be used, or too few prompts to say anything; the folder is as it was.
     """
+    config, evaluation = (read_json_object(head / name) for name in (_CONFIG, _EVALUATION))
     stored = load_stored(head, target)
     jobs = make_jobs(prompts, Tokenizer.from_folder(target.folder), data, target.config.max_position_embeddings)
     temperatures = sorted({data.temperature, 1.0})
@@ -48,8 +51,7 @@ def sharpen(head: Path, target: Target, prompts: Path, data: DataConfig, most_pr
     )
     if len(found.fits) < len(temperatures):
         raise InvalidArgumentError(f"{prompts}: the held-out prompts give too few drafts for {len(temperatures)} fits; give more prompts")
-    _rewrite(head / "config.json", lambda config: _with_fits(config, found))
-    _rewrite(head / "evaluation.json", lambda evaluation: evaluation | found.to_dict())
+    _rewrite(head, {_CONFIG: _with_fits(config, found), _EVALUATION: evaluation | found.to_dict()})
     return found
 
 
@@ -61,10 +63,12 @@ def _with_fits(config: dict[str, Any], found: Sampled) -> dict[str, Any]:
     }
 
 
-def _rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8"))), indent=2) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+def _rewrite(folder: Path, contents: dict[str, dict[str, Any]]) -> None:
+    """Both files or none, even where the disk is full."""
+    for name, content in contents.items():
+        (folder / f".{name}").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name in contents:
+        os.replace(folder / f".{name}", folder / name)
 
 
 def main(arguments: list[str] | None = None) -> None:

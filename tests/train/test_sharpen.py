@@ -27,6 +27,13 @@ def test_a_head_s_folder_says_how_it_drafts(
         sharpen.main(arguments)
     assert {name: json.loads((folder / name).read_text()) for name in before} == before
 
+    for content in (None, "", "[]"):
+        (folder / "evaluation.json").unlink() if content is None else (folder / "evaluation.json").write_text(content)
+        with pytest.raises(SystemExit, match=r"evaluation\.json (can't be read as JSON|holds no JSON object)"):
+            sharpen.main(arguments)
+        assert json.loads((folder / "config.json").read_text()) == before["config.json"]
+    (folder / "evaluation.json").write_text(json.dumps(before["evaluation.json"]))
+
     monkeypatch.setattr(sampled, "_MIN_DRAFTS", 10)
     monkeypatch.setattr(sampled, "choose_sharpness", lambda observations: (1.2, 0.05))
     sharpen.main(arguments)
