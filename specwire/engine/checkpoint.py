@@ -92,8 +92,7 @@ def _convert_into(path: Path, folder: Path) -> None:
         convert_gguf(path, new)
         _seal(new)
         if folder.is_dir() and not _is_whole(folder):
-            logger.warning("%s is damaged and replaced", folder)
-            os.rename(folder, scratch / "damaged")
+            _move_damaged(folder, scratch / "damaged")
         try:
             os.rename(new, folder)
         except OSError:
@@ -103,6 +102,20 @@ def _convert_into(path: Path, folder: Path) -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     logger.info("converted %s into %s in %.1f s", path, folder, time.monotonic() - started)
+
+
+def _move_damaged(folder: Path, aside: Path) -> None:
+    """Makes place for a conversion, unless another process mends the folder at this moment."""
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return  # the other one has moved it
+    if not _is_whole(aside):
+        logger.warning("%s is damaged and replaced", folder)
+        return
+    # The other one has replaced it since it was looked at. A third one may have put its own there by now: that is the same.
+    with contextlib.suppress(OSError):
+        os.rename(aside, folder)
 
 
 def _seal(folder: Path) -> None:
@@ -128,7 +141,9 @@ def _sweep(folder: Path) -> None:
     """Removes what conversions that were killed have left."""
     for path in folder.glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+            # A folder's own time stays while a file in it is written.
+            newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+            if time.time() - newest > _ABANDONED_S:
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -44,11 +44,40 @@ def test_a_damaged_conversion_is_made_anew(tmp_path, own_cache, caplog, name):
     abandoned, recent = own_cache / "gguf" / ".converting-old", own_cache / "gguf" / ".converting-new"
     for scratch in (abandoned, recent):
         (scratch / "new").mkdir(parents=True)
-    os.utime(abandoned, (0, 0))
+        (scratch / "new" / "model.safetensors").write_bytes(b"written")
+    # The folders of what is being written are as old.
+    for old in (abandoned, abandoned / "new", abandoned / "new" / "model.safetensors", recent, recent / "new"):
+        os.utime(old, (0, 0))
     assert resolve_model(str(path)) == folder
     assert (folder / "model.safetensors").read_bytes() == good
     assert f"{folder} is damaged and replaced" in caplog.text
     assert sorted(folder.parent.iterdir()) == [recent, folder], "what a conversion that was killed left goes, but not what is being made"
+
+
+@pytest.mark.parametrize("is_mended", [False, True], ids=["moved away", "mended"])
+def test_a_conversion_that_another_process_mends_at_the_same_time_is_left_whole(tmp_path, monkeypatch, caplog, is_mended):
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path)
+    folder = resolve_model(str(path))
+    good, other = (folder / "model.safetensors").read_bytes(), tmp_path / "other"
+    shutil.copytree(folder, other)
+    (folder / "model.safetensors").write_bytes(b"")
+    rename = os.rename
+
+    def after_the_other(source, destination):
+        if Path(destination).name == "damaged":
+            monkeypatch.setattr(os, "rename", rename)
+            rename(folder, tmp_path / "moved")
+            if is_mended:
+                rename(other, folder)
+                (folder / "of the other").touch()
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", after_the_other)
+    assert resolve_model(str(path)) == folder
+    assert (folder / "model.safetensors").read_bytes() == good
+    assert (folder / "of the other").exists() == is_mended
+    assert "is damaged" not in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"another text", b"0" * 64 + b"\nvalue"])
