@@ -330,3 +330,11 @@ def test_options_that_the_method_does_not_read() -> None:
     Path("specwire.yaml").write_text("speculative_config: {method: suffix, num_speculative_tokens: 3, prompt_lookup_max: 7}\n")
     shown = config("show").stdout
     assert "clipped: prompt_lookup_max is 7, but suffix does not read it: leave it out, or use ngram" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_a_file_is_named_once(command: str, tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("{}\n")
+    result = config(command, str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml"))
+    assert (result.exit_code, "name one of them" in result.output) == (2, True), result.output

@@ -139,7 +139,7 @@ def _read_confidence(reader: HeadReader, config: HeadConfig, markov: Markov | No
         raise InvalidArgumentError(f"{config.name}: confidence_head_with_markov is true, but markov_rank is 0; save the head again")
     if with_markov and markov is not None:
         width += markov.w1.shape[1]
-    weight = reader.tensors.read(f"{_PROJ}.weight", (1, width))[0].to(reader.device)
+    weight = reader.tensors.read(f"{_PROJ}.weight", (1, width))[0].to(reader.device, copy=True)
     bias = float(reader.tensors.read(f"{_PROJ}.bias", (1,))[0]) if f"{_PROJ}.bias" in reader.tensors else 0.0
     temperatures = config.options.get(_TEMPERATURES) or []
     if not isinstance(temperatures, list) or not all(isinstance(t, (int, float)) and t > 0 for t in temperatures):

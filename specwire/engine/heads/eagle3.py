@@ -112,7 +112,7 @@ def fusion(config: HeadConfig, tensors: HeadTensors, num_states: int) -> tuple[t
         raise InvalidArgumentError(f"{config.name}: norm_before_fc and fc_norm are both true, but exclude each other; save the head again")
     norms: tuple[torch.Tensor, ...] | None = None
     if before:
-        norms = (tensors.read("input_norm.weight", (num_states * width,)),)
+        norms = (tensors.read("input_norm.weight", (num_states * width,)).clone(),)
     elif each:
-        norms = tuple(tensors.read(f"fc_norm.{i}.weight", (width,)) for i in range(num_states))
-    return tensors.read("fc.weight", (config.layers.hidden_size, num_states * width)), norms
+        norms = tuple(tensors.read(f"fc_norm.{i}.weight", (width,)).clone() for i in range(num_states))
+    return tensors.read("fc.weight", (config.layers.hidden_size, num_states * width)).clone(), norms

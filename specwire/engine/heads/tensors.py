@@ -74,7 +74,8 @@ class HeadTensors:
         return digest.hexdigest()
 
     def read(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """A tensor as it was saved.
+        """A tensor as it was saved: the file itself, in memory. What is kept on a CPU has to be copied, as `HeadReader.keep` does: who writes the
+        file anew would change the head that runs, or crash it.
 
         Raises:
             InvalidArgumentError: there is none of the name, or it has another shape.
@@ -82,7 +83,7 @@ class HeadTensors:
         if name in self._files:
             path, stored = self._files[name]
             with safe_open(path, framework="pt") as handle:
-                tensor = handle.get_tensor(stored).clone()  # what is read is the file itself, in memory, which may be written anew
+                tensor = handle.get_tensor(stored)
         elif name in self._loaded:
             tensor = self._loaded[name]
         else:
@@ -134,13 +135,17 @@ class HeadReader:
         self.device = device
 
     def single(self, name: str, *shape: int) -> torch.Tensor:
-        return self.tensors.read(name, shape).to(self.device, self.dtype)
+        return self.keep(self.tensors.read(name, shape))
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What `HeadTensors.read` gives, in the head's own memory."""
+        return tensor.to(self.device, self.dtype, copy=self.device.type == "cpu")
 
     def linear(self, names: Sequence[str], out_features: Sequence[int], in_features: int, *, has_bias: bool = False) -> Linear:
         """Products that are computed as one, in the order of their names (without .weight)."""
         shapes = list(zip(names, out_features, strict=True))
-        bias = torch.cat([self.single(f"{name}.bias", rows) for name, rows in shapes]) if has_bias else None
-        weight = torch.cat([self.single(f"{name}.weight", rows, in_features) for name, rows in shapes])
+        bias = self._joined([self.tensors.read(f"{name}.bias", (rows,)) for name, rows in shapes]) if has_bias else None
+        weight = self._joined([self.tensors.read(f"{name}.weight", (rows, in_features)) for name, rows in shapes])
         if self.weights == TILES:
             from specwire.engine.cpu.byte_linear import ByteLinear  # brings a compiler
 
@@ -171,6 +176,9 @@ class HeadReader:
             gate_up=self.linear([f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], (inner, inner), hidden, has_bias=config.mlp_bias),
             down=self.linear([f"{prefix}.mlp.down_proj"], (hidden,), inner, has_bias=config.mlp_bias),
         )
+
+    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([part.to(self.device, self.dtype) for part in parts])  # a copy, even of a single one
 
 
 def _plain(name: str) -> str:

@@ -1,6 +1,5 @@
 """Embedding and output layer of a head: its own, or the target's; and which of the target's ids it can draft."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +41,10 @@ def read_vocabulary(reader: HeadReader, config: HeadConfig, target: Path | None)
     """
     shared = _Shared(reader, config, target)
     size, hidden = config.layers.vocab_size, config.layers.hidden_size
-    embedding = shared.read(_EMBEDDING, size, hidden, lambda theirs: theirs)
+    embedding = shared.read(_EMBEDDING, size, hidden, None)
     target_ids = _target_ids(reader.tensors, config)
     if config.draft_vocab_size == size or target_ids is not None:
-        output = shared.read(_OUTPUT, config.draft_vocab_size, hidden, lambda theirs: theirs if target_ids is None else theirs[target_ids])
+        output = shared.read(_OUTPUT, config.draft_vocab_size, hidden, target_ids)
     else:
         raise InvalidArgumentError(
             f"{config.name} drafts {config.draft_vocab_size} ids of a vocabulary of {size}, but has no tensor d2t to say which; save the head again"
@@ -63,13 +62,14 @@ class _Shared:
         self._config = config
         self._target = target
 
-    def read(self, name: str, rows: int, columns: int, pick: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The head's own tensor, else the rows that `pick` takes of the target's."""
+    def read(self, name: str, rows: int, columns: int, target_ids: torch.Tensor | None) -> torch.Tensor:
+        """The head's own tensor, else the target's rows of these ids; None = all."""
         reader = self._reader
         if name in reader.tensors:
             return reader.single(name, rows, columns)
         if name == _OUTPUT and self._config.layers.tie_word_embeddings and _EMBEDDING in reader.tensors:
-            return pick(reader.single(_EMBEDDING, self._config.layers.vocab_size, columns))
+            whole = reader.single(_EMBEDDING, self._config.layers.vocab_size, columns)
+            return whole if target_ids is None else whole[target_ids]
         if self._target is None:
             raise InvalidArgumentError(
                 f"{self._config.name} has no tensor {name}: it shares the target's; name the target as target_model in the drafter's configuration"
@@ -77,7 +77,7 @@ class _Shared:
         theirs = HeadTensors(self._target)
         stored = name if name in theirs else _EMBEDDING  # a tied output layer is not stored
         tensor = theirs.read(stored, (self._config.layers.vocab_size, columns))
-        return pick(tensor).to(reader.device, reader.dtype)
+        return reader.keep(tensor) if target_ids is None else tensor[target_ids].to(reader.device, reader.dtype)
 
 
 def _frequent_ids(folder: Path, size: int) -> torch.Tensor | None:
