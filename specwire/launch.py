@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specwire import rpc
+from specwire.child_watcher import watch_children_without_threads
 from specwire.errors import UnavailableError
 from specwire.launch_failure import explain_failed_start
 
@@ -61,6 +62,7 @@ class ServiceProcess:
         Raises:
             UnavailableError: this machine, user or container can't have another process.
         """
+        watch_children_without_threads()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "specwire.child", str(os.getpid()), self.spec.module, *self.spec.arguments),

@@ -10,7 +10,7 @@ from pathlib import Path
 from specwire.errors import UnavailableError
 
 _NO_THREAD = "can't start new thread"
-"""What Python's RuntimeError says; asyncio has a thread wait for each child."""
+"""What Python's RuntimeError says; asyncio has a thread wait for each child where it has no file descriptors of processes."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 

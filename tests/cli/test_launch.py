@@ -10,13 +10,14 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specwire.errors import UnavailableError
-from specwire.launch import ServiceSpec, Supervisor
+from specwire.launch import ServiceProcess, ServiceSpec, Supervisor
 
 TIMEOUT_S = 60.0
 
@@ -160,6 +161,26 @@ async def test_service_that_ignores_the_stop_is_killed(
         await supervisor.stop()
     assert "drafter did not stop within 0.5 s and is killed" in caplog.text
     assert not [pid for _, pid in happened(events, "start") if is_alive(pid)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no file descriptors of processes")
+async def test_children_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process may have no more threads, a child would run already that nobody knows of."""
+
+    async def run() -> str:
+        service = ServiceProcess(ServiceSpec("tool", "json.tool", ("--unknown",), ""), lambda *_: None)
+        await service.start()
+        return await service.wait_ended()
+
+    async with asyncio.timeout(TIMEOUT_S):
+        # Loops of several threads at once, as an LLM's beside its user's.
+        assert await asyncio.gather(run(), asyncio.to_thread(asyncio.run, run())) == ["status 2"] * 2
+
+        def fail(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        assert await run() == "status 2"
 
 
 @pytest.mark.parametrize(
