@@ -179,8 +179,9 @@ async def test_children_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(_: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(threading.Thread, "start", fail)
-        assert await run() == "status 2"
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            assert await run() == "status 2"
 
 
 @pytest.mark.parametrize(
