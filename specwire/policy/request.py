@@ -102,10 +102,8 @@ class RequestPlanner:
         self._stay_steps = _STAY_STEPS
         self._num_stayed = 0
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
-        self._gained, self._missed = (
-            0.0,
-            0.0,
-        )  # running means of drafting steps: tokens a row beyond what time is worth, and how many more were promised
+        # Running means of drafting steps: tokens a row beyond what their time is worth, and how many more were promised.
+        self._gained, self._missed = 0.0, 0.0
         self._next_plain = 0
         self._step = -1
         self._request = DraftRequest(0)

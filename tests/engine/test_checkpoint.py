@@ -30,18 +30,7 @@ from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from tests.engine.gguf_writer import write_tiny_gguf
 from tests.engine.tiny_models import compute, make_runner, save_tiny_model
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "specwire"
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_a_folder_is_itself(tiny_folder):

@@ -17,20 +17,8 @@ from specwire.engine.models.weights import FORMAT_DTYPES
 from specwire.errors import FailedPreconditionError, InvalidArgumentError
 from specwire.tokenizer import Tokenizer
 from tests.engine.gguf_writer import write_tiny_gguf
-from tests.engine.tiny_models import save_tiny_model
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "specwire"
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "sizes.json"])

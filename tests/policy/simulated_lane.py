@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specwire.messages import DraftCost, VerifyCost
-from specwire.policy.adaptive import AdaptivePolicy
+from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
+from specwire.policy.request import DraftRequest
 
 K_MAX = 7
 CONTEXT = 576
@@ -58,6 +59,17 @@ def fixed_throughput(draft_cost: tuple[DraftCost, ...], rates: np.ndarray, k: in
     cost = StepCost.from_tables(VERIFY, draft_cost)
     number = len(rates)
     return expected_tokens(rates, [k] * number) / float(cost.step_ms(np.array([number * k]), shape_of(number, k=k))[0])
+
+
+def keep(policy: AdaptivePolicy, request: DraftRequest, scores: list[list[float]], groups: list[int], shape: StepShape, number: int) -> Kept:
+    """`choose_kept` of rows of scores."""
+    flat, num_offered = np.array([score for row in scores for score in row]), np.array([len(row) for row in scores])
+    return policy.choose_kept(request, flat, num_offered, np.array(groups), shape, number)
+
+
+def observe(policy: AdaptivePolicy, kept: Kept, num_asked: list[int], num_accepted: np.ndarray) -> None:
+    """Of rows whose grades are not known."""
+    policy.observe(kept, np.array(num_asked), np.full(len(num_asked), UNKNOWN), num_accepted)
 
 
 @dataclass(slots=True)
