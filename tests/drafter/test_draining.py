@@ -44,6 +44,7 @@ async def test_nobody_is_waited_for(socket_dir: Path) -> None:
 
 async def test_a_coordinator_that_stays_is_waited_for_no_longer_than_the_grace(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serve_drafter(socket_dir) as server, draft_stream(server.addresses[0]) as client:
+        await client.ask(opens=[open_request([1, 2, 1])], rows=[DraftRow(0, 1, 3, 1)])  # so that the drafter has seen the stream
         await server.drain(0.05)
         assert "has not left within 0.05 s" in caplog.text
         assert (await client.receive()).draining
