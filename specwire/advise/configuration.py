@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwire.advise.advice import Advice
-from specwire.advise.online import OnlineRate
+from specwire.advise.online import OnlineRate, in_words
 from specwire.advise.options import Thresholds
 from specwire.advise.verdict import Decision, Verdict
 from specwire.messages import CoordinatorStatus
@@ -85,8 +85,8 @@ def plan_canary(keys: Mapping[str, Any], acceptance_length: float, low: OnlineRa
         "more of the canary's sequences fail than of the base's",
         f"its acceptance length is below {1 + 0.8 * (acceptance_length - 1):.2f}: four fifths of the accepted drafts that were measured here "
         f"({acceptance_length:.2f})",
-        f"its time per token is not below the base's (measured here: {low.tpot_gain:.0%} less at the low rate, {high.tpot_gain:.0%} at the high one; "
-        "in shared steps, base and canary wait for each other, so the base's rises, too)",
+        f"its time per token is not below the base's (measured here: {in_words(low.tpot_gain)} at the low rate, {in_words(high.tpot_gain)} at the "
+        "high one; in shared steps, base and canary wait for each other, so the base's rises, too)",
         f"from {percents[-1]:g}% on, tokens a second of the whole coordinator fall by more than {thresholds.max_loss:.0%} against plain decoding",
     )
     return CanaryPlan(config, percents, min_requests, tuple(steps), guards)

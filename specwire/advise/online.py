@@ -78,8 +78,14 @@ class OnlineRate:
         noise = f" (pairs {2 * self.noise:.0%} apart)" if len(self.pairs) > 1 else " (one pair: nothing is known of noise)"
         return (
             f"{self.name} rate, {self.requests_per_s:.2f} requests/s, K = {self.num_speculative_tokens}: a token takes {drafted:.2f} ms instead of "
-            f"{plain:.2f} ms, {self.tpot_gain:+.1%} saved{noise}; {rates[1]:.1f} instead of {rates[0]:.1f} tokens/s, {self.throughput_gain:+.1%}"
+            f"{plain:.2f} ms, {in_words(self.tpot_gain)} in the median pair{noise}; {rates[1]:.1f} instead of {rates[0]:.1f} tokens/s, "
+            f"{self.throughput_gain:+.1%}"
         )
+
+
+def in_words(tpot_gain: float) -> str:
+    """What share of a token's time is saved, or lost."""
+    return f"{abs(tpot_gain):.1%} {'less' if tpot_gain >= 0 else 'more'}"
 
 
 def settle(name: str, measured: float, noise: float, expected: float, thresholds: Sequence[float]) -> tuple[float, str]:

@@ -114,8 +114,8 @@ def decide(advice: Advice, low: OnlineRate, high: OnlineRate, thresholds: Thresh
     saved = settled("time per token at the low rate", low.tpot_gain, low.noise, expected_low.tpot_gain, expected_low.most, *limits)
     high_saved = settled("time per token at the high rate", high.tpot_gain, high.noise, expected_high.tpot_gain, expected_high.most, loss)
     more = settled("tokens/s at the high rate", high.throughput_gain, high.throughput_noise, expected_high.gain, most_more, loss)
-    low_words = f"drafts {'save' if saved >= 0 else 'cost'} {abs(saved):.1%} of a token's time at the low rate"
-    high_words = f"{high_saved:+.1%} at the high one, with {more:+.1%} tokens/s"
+    low_words = f"drafts {_saves(saved)} of a token's time at the low rate"
+    high_words = f"{_saves(high_saved)} at the high one, with {more:+.1%} tokens/s"
 
     def decision(verdict: Verdict, *reasons: str) -> Decision:
         return Decision(verdict, low.num_speculative_tokens, reasons, tuple(doubts))
@@ -134,6 +134,10 @@ def decide(advice: Advice, low: OnlineRate, high: OnlineRate, thresholds: Thresh
         return decision(Verdict.ON, f"{low_words} (--min-tpot-gain is {thresholds.min_tpot_gain:.0%}) and {high_words}: not worse")
     least = f"less than --min-tpot-gain {thresholds.min_tpot_gain:.0%}"
     return decision(Verdict.WEIGH, f"{low_words}, {least}, and {high_words}: is that worth a drafter to run and to watch?")
+
+
+def _saves(share: float) -> str:
+    return f"{'save' if share >= 0 else 'cost'} {abs(share):.1%}"
 
 
 def _falls(advice: Advice) -> bool:

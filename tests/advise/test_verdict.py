@@ -58,6 +58,18 @@ def test_verdicts(low: tuple[float, float], high: tuple[float, float], falls: bo
     assert decision.num_speculative_tokens == 4
 
 
+def test_the_words_say_which_way_each_rate_went() -> None:
+    low, high = rate("low", -0.2), rate("high", 0.4, 0.1)
+    reason = decide(advice(), low, high, USUAL, PAYS, PAYS).reasons[0]
+    assert "drafts cost 20.0% of a token's time at the low rate" in reason
+    assert "and save 40.0% at the high one, with +10.0% tokens/s" in reason
+    assert "12.00 ms instead of 10.00 ms, 20.0% more in the median pair" in low.sentence()
+    assert "6.00 ms instead of 10.00 ms, 40.0% less in the median pair" in high.sentence()
+    plan = plan_canary({"num_speculative_tokens": 4}, 2.0, low, high, USUAL)
+    assert plan is not None
+    assert "(measured here: 20.0% more at the low rate, 40.0% less at the high one;" in plan.guards[2]
+
+
 def test_thresholds_are_options() -> None:
     def verdict(**changes: float) -> Verdict:
         return decide(advice(), rate("low", 0.2), rate("high", -0.05), replace(USUAL, **changes), PAYS, PAYS).verdict  # type: ignore[arg-type]

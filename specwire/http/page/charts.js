@@ -4,7 +4,7 @@ import { draw, make, showNumber } from "./dom.js";
 
 const WIDTH = 380;
 const PARTS = {
-  plan_ms: ["plan", "plan and send"], propose_ms: ["propose", "wait for drafts"], verify_hop_ms: ["verify_hop", "way to verifier"],
+  plan_ms: ["plan", "plan and send"], propose_ms: ["propose", "wait for drafts"], verify_hop_ms: ["verify_hop", "to verifier and back"],
   verify_queue_ms: ["verify_queue", "wait at verifier"], forward_ms: ["forward", "target model"], commit_ms: ["commit", "commit, stream"],
 };
 
