@@ -33,17 +33,18 @@ def random_prompts(vocab_size: int, count: int, length: int) -> list[list[int]]:
     return [[random.randrange(3, vocab_size) for _ in range(length)] for _ in range(count)]
 
 
-async def run_batch(channel: Any, prompts: list[list[int]], num_tokens: int, *, traceparent: str = "") -> Generated:
+async def run_batch(channel: Any, prompts: list[list[int]], num_tokens: int, *, traceparent: str = "", is_seeded: bool = False) -> Generated:
     """Generates greedily, `num_tokens` of each whatever they are.
 
     Args:
         channel: to a coordinator.
         traceparent: of the first request.
+        is_seeded: each request has its own seed in every batch, so that drafts that are accepted by chance fare alike in all of them.
     """
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     contexts = [traceparent] + [""] * (len(prompts) - 1)
     starts = [
-        generate.pack_start(SessionStart(index, GenerateRequest(prompt, params, traceparent=context)))
+        generate.pack_start(SessionStart(index, GenerateRequest(prompt, params.replace(seed=index) if is_seeded else params, traceparent=context)))
         for index, (prompt, context) in enumerate(zip(prompts, contexts, strict=True), start=1)
     ]
     call = channel.stream_stream(_SESSION, request_serializer=pb.SessionRequest.SerializeToString)()

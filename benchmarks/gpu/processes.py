@@ -23,6 +23,11 @@ class Log:
     lines: list[tuple[float, str, str]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started_s
+
     async def wait_for(self, text: str, since: int) -> None:
         """Returns once one of the lines after the first `since` ones has the text.
 
@@ -35,7 +40,7 @@ class Log:
                 await self.news.wait()
 
     def take(self, service: str, line: str) -> None:
-        self.lines.append((time.monotonic() - self.started_s, service, line))
+        self.lines.append((self.seconds, service, line))
         self.news.set()
         if " INFO " not in line:
             print(f"{service}: {line}", flush=True)

@@ -1,0 +1,130 @@
+"""The slice `placement` of `two_gpus`: one verifier, its drafter on the other GPU or on its own, half batches, and no drafter at all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.slices import Slice
+from benchmarks.gpu.two_gpus_measure import Tracer, fill_caches, measure_batch
+from benchmarks.gpu.two_gpus_services import HEAD_NUM_DRAFTS, Services, fixed
+
+MODEL, EAGLE3, NONE = "model", "eagle3", "none"
+OWN, SHARED, HALVES, GRPC, PLAIN = "own", "shared", "halves", "own, gRPC", "plain"
+NUM_HALVES = 2
+_MIN_HALVED = 32
+"""Sequences from which on half batches are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One way to use the two GPUs.
+
+    Args:
+        drafter: what drafts.
+        name: how it is placed.
+        service: the drafter's name; that of plain decoding is never asked.
+        num_gpus: that are counted.
+    """
+
+    drafter: str
+    name: str
+    service: str
+    num_gpus: int
+
+    @property
+    def is_halved(self) -> bool:
+        return self.name == HALVES
+
+    def counts(self, concurrency: Sequence[int]) -> list[int]:
+        """Numbers of sequences that are measured: half batches where there are some, gRPC for a few, which say what it costs."""
+        if self.is_halved:
+            return [count for count in concurrency if count >= _MIN_HALVED] or [count for count in concurrency if count > 1]
+        if self.name == GRPC:
+            return sorted({concurrency[0], concurrency[len(concurrency) // 2], concurrency[-1]})
+        return list(concurrency)
+
+
+PLACEMENTS = (
+    Placement(MODEL, OWN, "d1", 2),
+    Placement(MODEL, HALVES, "d1", 2),
+    Placement(MODEL, SHARED, "d0", 1),
+    Placement(EAGLE3, OWN, "e1", 2),
+    Placement(EAGLE3, SHARED, "e0", 1),
+    Placement(NONE, PLAIN, "d1", 1),
+    Placement(EAGLE3, HALVES, "e1", 2),
+    Placement(EAGLE3, GRPC, "g1", 2),
+)
+"""What tells most comes first: a run may be cut."""
+SERVICES = ("v0", "d1", "e1", "g1", "d0", "e0")
+
+
+async def measure_placement(part: Slice, services: Services, prompts: list[list[int]]) -> None:
+    """One placement after the other, and what one brings beside another. Those that are compared are neighbours; steps are half a minute apart."""
+    sizes = services.peers.sizes
+    filled: set[str] = set()
+    for placement in PLACEMENTS:
+        name = {"drafter": placement.drafter, "placement": placement.name}
+        counts = [count for count in placement.counts(sizes.concurrency) if not part.has(c=count, **name)]
+        if not counts:
+            continue
+        k = {MODEL: sizes.num_draft_tokens, EAGLE3: HEAD_NUM_DRAFTS, NONE: 0}[placement.drafter]
+        half_batches_from = 2 if placement.is_halved else 0
+        async with services.coordinate(fixed(sizes, k), ["v0"], [placement.service], half_batches_from=half_batches_from) as served:
+            if placement.service not in filled:
+                await fill_caches(served, prompts)
+                filled.add(placement.service)
+            num_rounds = NUM_HALVES if placement.is_halved else 1
+            metrics = services.metrics.get(placement.service, "") if k else ""
+            tracer = Tracer(served, num_rounds, shares_gpu=placement.name == SHARED, metrics=metrics)
+            for count in counts:
+                row: dict[str, Any] = {"c": count, **name, "k": k, **await measure_batch(served, prompts[:count])}
+                row["tok_s_per_gpu"] = row["tok_s"] / placement.num_gpus
+                await tracer.trace(row, prompts[:count])
+                part.add(row)
+            await tracer.finish()
+        part.note(**compare(part.rows))
+    part.note(**compare(part.rows))
+
+
+def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each placement gives beside others, by drafter and number of sequences, as far as both were measured.
+
+    own_x_shared: tokens a second with a GPU for the drafter beside one GPU for both. halves_x_own: half batches beside whole ones. grpc_x_own:
+    features over gRPC beside those read from GPU to GPU. own_x_best: the better of whole and half batches beside the most that one GPU gives, with a
+    drafter or without one; own_x_best_per_gpu: the same with both GPUs counted; break_even_verifiers: see `break_even`.
+    drafter_serves: verifiers that would keep the drafter's GPU busy all the time; no more than these can share it.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for drafter in (MODEL, EAGLE3):
+        for count in sorted({row["c"] for row in rows}):
+            known = {row["placement"]: row["tok_s"] for row in rows if row["c"] == count and row["drafter"] in (drafter, NONE)}
+            gains: dict[str, Any] = {}
+            own = max((known[name] for name in (OWN, HALVES) if name in known), default=None)
+            one_gpu = max((known[name] for name in (SHARED, PLAIN) if name in known), default=None)
+            if OWN in known and SHARED in known:
+                gains["own_x_shared"] = known[OWN] / known[SHARED]
+            if OWN in known and HALVES in known:
+                gains["halves_x_own"] = known[HALVES] / known[OWN]
+            if GRPC in known and OWN in known:
+                gains["grpc_x_own"] = known[GRPC] / known[OWN]
+            if own is not None and SHARED in known and PLAIN in known:
+                gains |= {"own_x_best": own / one_gpu, "own_x_best_per_gpu": own / (2 * one_gpu), "break_even_verifiers": break_even(own, one_gpu)}
+            idle = next((row["drafter_gpu_idle"] for row in rows if _is_own(row, drafter, count) and "drafter_gpu_idle" in row), 1.0)
+            gains |= {"drafter_serves": 1 / (1 - idle)} if idle < 1 else {}
+            if gains:
+                found.setdefault(drafter, {})[str(count)] = gains
+    return {"gains": found}
+
+
+def _is_own(row: Mapping[str, Any], drafter: str, count: int) -> bool:
+    return (row["drafter"], row["placement"], row["c"]) == (drafter, OWN, count)
+
+
+def break_even(own_tok_s: float, one_gpu_tok_s: float) -> float | None:
+    """Verifiers, a GPU each, that one drafter's GPU must serve for its keep: N own / (N + 1) = one_gpu. None: it never earns it.
+
+    Args:
+        own_tok_s: of a verifier whose drafter has a GPU of its own.
+        one_gpu_tok_s: the most that one GPU gives.
+    """
+    return one_gpu_tok_s / (own_tok_s - one_gpu_tok_s) if own_tok_s > one_gpu_tok_s else None
