@@ -1,4 +1,4 @@
-"""Features out of a verifier's memory on the same host, or on the same GPU."""
+"""Features out of a verifier's memory on the same host: the host's, or a GPU's."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ class SharedFeatures:
     Args:
         name: of the verifier's pool.
         source: which features.
-        device: of the drafter; memory of a GPU is read by drafters on one alone.
+        device: of the drafter; memory of a GPU is read by drafters on one alone, the same or another one.
 
     Raises:
         UnavailableError: the memory can't be reached from here.
@@ -43,7 +43,7 @@ class SharedFeatures:
         elif device == "cpu":
             raise UnavailableError("the verifier's features are on a GPU, and this drafter is not")
         else:
-            self._pages = open_pages(DeviceMemory(*memory), source.dtype, (self._num_rows, source.width))
+            self._pages = open_pages(DeviceMemory(*memory), source.dtype, (self._num_rows, source.width), device)
 
     def read(self, spans: Sequence["Located"]) -> list[torch.Tensor | None]:
         """See `FeaturePath.read`."""
