@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,19 @@ def own_log_handlers() -> Iterator[None]:
         if type(handler) is logging.StreamHandler and handler not in before:
             root.removeHandler(handler)
     root.setLevel(level)
+
+
+@pytest.fixture
+def write_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Writes configuration files into a fresh working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECWIRE_CONFIG", raising=False)
+
+    def write(text: str | bytes, name: str = "specwire.yaml") -> Path:
+        Path(name).write_bytes(text.encode() if isinstance(text, str) else text)
+        return Path(name)
+
+    return write
 
 
 @pytest.fixture

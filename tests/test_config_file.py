@@ -1,4 +1,4 @@
-"""specwire.yaml: what takes effect and where it came from, and what is refused, with its line."""
+"""specwire.yaml: what takes effect and where it came from, and which values are refused."""
 
 import dataclasses
 import re
@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from specwire.arguments import flags_layer, parse_flags, speculative_flag
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
@@ -39,18 +37,6 @@ coordinator:
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPECWIRE_CONFIG", raising=False)
-
-    def write(text: str | bytes, name: str = "specwire.yaml") -> Path:
-        Path(name).write_bytes(text.encode() if isinstance(text, str) else text)
-        return Path(name)
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("section", "key", "value", "origin"),
     [
@@ -72,15 +58,15 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("up", "port", 50050, "default"),
     ],
 )
-def test_values_and_their_origins(write: Any, section: str, key: str, value: Any, origin: str) -> None:
-    resolved = resolve(SECTIONS[section], section, [read_config_file(write(FULL))])
+def test_values_and_their_origins(write_config: Any, section: str, key: str, value: Any, origin: str) -> None:
+    resolved = resolve(SECTIONS[section], section, [read_config_file(write_config(FULL))])
     holder, _, name = key.rpartition(".")
     assert (getattr(resolved.config.speculative_config if holder else resolved.config, name), resolved.origins[key]) == (value, origin)
 
 
-def test_flags_win_over_the_file(write: Any) -> None:
+def test_flags_win_over_the_file(write_config: Any) -> None:
     given = {"max_num_seqs": 3, "speculative_config": {"num_speculative_tokens": 6}}
-    resolved = resolve(VerifierConfig, "verifier", [read_config_file(write(FULL)), Source({"verifier": flags_layer(given)})])
+    resolved = resolve(VerifierConfig, "verifier", [read_config_file(write_config(FULL)), Source({"verifier": flags_layer(given)})])
     assert (resolved.config.max_num_seqs, resolved.origins["max_num_seqs"]) == (3, "--max-num-seqs")
     assert resolved.config.listen == ("127.0.0.1:1", "unix:v")
     speculative = resolved.config.speculative_config
@@ -90,7 +76,7 @@ def test_flags_win_over_the_file(write: Any) -> None:
 
 @pytest.mark.parametrize("without", DIFFERENT_WAYS)
 @pytest.mark.parametrize("kind", [VerifierConfig, DrafterConfig, CoordinatorConfig])
-def test_every_key_round_trips(write: Any, kind: type, without: set[str]) -> None:
+def test_every_key_round_trips(write_config: Any, kind: type, without: set[str]) -> None:
     """A file with every field of a section gives what the flags give."""
     config = kind(**{field.name: other_value(field) for field in dataclasses.fields(kind) if field.name not in without})
     plain = {field.name: getattr(config, field.name) for field in dataclasses.fields(kind) if field.name != "speculative_config"}
@@ -98,7 +84,7 @@ def test_every_key_round_trips(write: Any, kind: type, without: set[str]) -> Non
     speculative = {key: value for key, value in dataclasses.asdict(config.speculative_config).items() if value is not None}
     speculative["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in speculative["num_speculative_tokens_per_batch_size"]]
     section = kind.__name__.removesuffix("Config").lower()
-    write(yaml.safe_dump({section: plain | {"speculative_config": speculative}}))
+    write_config(yaml.safe_dump({section: plain | {"speculative_config": speculative}}))
     assert parse_flags(kind, section, ["--config", "specwire.yaml"]) == config
     assert parse_flags(kind, section, ["--config=specwire.yaml", "--max-message-mb=9"]) == dataclasses.replace(config, max_message_mb=9)
 
@@ -125,71 +111,6 @@ def test_every_key_round_trips(write: Any, kind: type, without: set[str]) -> Non
 def test_speculation_is_overridden_by_key(lower: dict[str, Any], upper: dict[str, Any], expected: SpeculativeConfig) -> None:
     sources = [Source(shared=speculative_flag(lower)), Source(shared=speculative_flag(upper))]
     assert resolve(VerifierConfig, "verifier", sources).config.speculative_config == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "problems"),
-    [
-        ("verifier:\n  max_num_seq: 3\n", ["specwire.yaml:2: verifier.max_num_seq is an unknown key; did you mean max_num_seqs?"]),
-        ("verifyer: {}\n", ["specwire.yaml:1: verifyer is an unknown key; did you mean verifier?"]),
-        (
-            "coordinator:\n  num_speculative_tokens: 3\n",
-            ["specwire.yaml:2: coordinator.num_speculative_tokens is an unknown key; it is one of speculative_config: put it there"],
-        ),
-        ("xyz: 1\n", ["specwire.yaml:1: xyz is an unknown key; known keys are speculative_config, verifier,"]),
-        (
-            "speculative_config: {metod: ngram}",
-            ["specwire.yaml:1: speculative_config.metod is an unknown key; did you mean method?"],
-        ),
-        ("speculative_config: {metod: ngram}\nverifier: {speculative_config: {temp: 1}}", ["did you mean method?", "temp is an unknown key"]),
-        ("up: {ports: 1}", ["up.ports is an unknown key; did you mean port?"]),
-        (
-            "verifier:\n  max_num_seqs: 3\ndrafter: {}\nverifier: {}\n",
-            ["specwire.yaml:4: verifier stands here for the second time, first in line 1; remove one"],
-        ),
-        (
-            "verifier:\n  max_num_seqs: 3\n  max-num-seqs: 3\n",
-            ["specwire.yaml:3: verifier.max_num_seqs stands here for the second time, first in line 2"],
-        ),
-        ("verifier:\n  max_num_seqs: true\n", ["specwire.yaml:2: verifier.max_num_seqs is true, but must be an integer, without quotes or decimals"]),
-        ("verifier:\n  max_num_seqs: '3'\n", ["verifier.max_num_seqs is '3', but must be an integer"]),
-        ("verifier:\n  max_num_seqs: 3.0\n", ["verifier.max_num_seqs is 3.0, but must be an integer"]),
-        ("verifier:\n  max_num_seqs:\n", ["verifier.max_num_seqs is empty, but must be an integer"]),
-        ("verifier:\n  model: 7\n", ["verifier.model is 7, but must be text; put it in quotes"]),
-        ("verifier:\n  enable_prefix_caching: 'no'\n", ["verifier.enable_prefix_caching is 'no', but must be true or false, without quotes"]),
-        ("verifier:\n  listen: 50052\n", ["verifier.listen is 50052, but must be a list of texts"]),
-        ("verifier:\n  listen: [50052]\n", ["verifier.listen is [50052], but must be a list of texts"]),
-        ("coordinator:\n  verifier_wait_s: soon\n", ["coordinator.verifier_wait_s is 'soon', but must be a number"]),
-        ("coordinator:\n  verifier_wait_s: yes\n", ["coordinator.verifier_wait_s is true, but must be a number"]),
-        ("verifier: [1]\n", ["specwire.yaml:1: verifier must be a mapping of keys to values"]),
-        ("- verifier\n", ["specwire.yaml:1: the file must be a mapping of keys to values"]),
-        ("verifier:\n  speculative_config: 3\n", ["specwire.yaml:2: verifier.speculative_config must be a mapping"]),
-        ("drafters: 2\n", ["specwire.yaml:1: drafters must be a list with an entry for each kind of drafter"]),
-        ("drafters:\n- {method: ngram}\n- 3\n", ["specwire.yaml:3: drafters[1] must be a mapping"]),
-        ("drafters:\n- {listen: 'a:1'}\n", ["specwire.yaml:2: drafters[0].listen is an unknown key"]),
-        ("drafters:\n- {count: many}\n", ["drafters[0].count is 'many', but must be an integer"]),
-        ("verifier: {model: !!int x}\n", ["specwire.yaml:1: verifier.model can't be read (ValueError)"]),
-        ("verifier: {model: !!python/name:os.system x}\n", ["specwire.yaml:1: verifier.model can't be read (ConstructorError)"]),
-        ("verifier: {? [a] : 1}\n", ["specwire.yaml:1: verifier.'a list or mapping' is an unknown key"]),
-        ('"x\\ny": 1\n', ["specwire.yaml:1: 'x\\ny' is an unknown key"]),
-        ("verifier:\n  model: 'x\n", ["specwire.yaml:3: is no YAML: while scanning a quoted scalar found unexpected end of stream"]),
-        ("verifier: {}\n---\ndrafter: {}\n", ["is no YAML: expected a single document in the stream but found another document"]),
-        ("verifier: {model: \x00}\n", ["is no YAML"]),
-        (b"verifier: \xff\n", ["specwire.yaml: is no UTF-8 (byte 10); save it as UTF-8"]),
-        (
-            "verifier:\n  max_num_seqs: x\n  dtyp: 3\ncoordinator: {max_queue: []}\n",
-            ["verifier.max_num_seqs is 'x'", "verifier.dtyp is an unknown key", "coordinator.max_queue is []"],
-        ),
-    ],
-)
-def test_what_can_not_be_read_is_named_with_its_line(write: Any, text: str | bytes, problems: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_config_file(write(text))
-    found = list(map(str, caught.value.problems))
-    assert len(found) == len(problems), found
-    for line, problem in zip(found, problems, strict=True):
-        assert problem in line
-        assert line.startswith("specwire.yaml:")
 
 
 @pytest.mark.parametrize(
@@ -238,34 +159,13 @@ def test_what_can_not_be_read_is_named_with_its_line(write: Any, text: str | byt
         ),
     ],
 )
-def test_bad_values_are_all_named(write: Any, text: str, problems: list[str]) -> None:
+def test_bad_values_are_all_named(write_config: Any, text: str, problems: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(VerifierConfig, "verifier", [read_config_file(write(text))])
+        resolve(VerifierConfig, "verifier", [read_config_file(write_config(text))])
     found = [str(problem) for problem in caught.value.problems]
     assert len(found) == len(problems), found
     for line, problem in zip(found, problems, strict=True):
         assert line.startswith(problem)
-
-
-BOMB = "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9) if i else 'a'}]\n" for i in range(30))
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("verifier: " + "[" * 20_000, "specwire.yaml: has lists or mappings too deep in each other"),
-        ("verifier: " + "{a: " * 20_000, "specwire.yaml: has lists or mappings too deep in each other"),
-        (BOMB + "verifier: {model: *x29}\n", "specwire.yaml: has more than 20000 keys and values"),
-        ("verifier: &v {model: *v}\n", "specwire.yaml: has more than 20000 keys and values"),
-        ("verifier: &v {max_num_seqs: 8}\ndrafter:\n  <<: *v\n", "specwire.yaml:3: drafter.'<<' is a merge key, which is not read here"),
-    ],
-    ids=["brackets", "braces", "bomb", "endless", "merge"],
-)
-def test_what_is_too_much_is_refused_at_once(write: Any, text: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as failure:
-        read_config_file(write(text))
-    [found] = failure.value.problems
-    assert str(found).startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -277,9 +177,9 @@ def test_what_is_too_much_is_refused_at_once(write: Any, text: str, problem: str
         (["--config", "good.yaml", "--speculative-config", '{"method": "draft_model"}'], "--speculative-config method is draft_model, but model"),
     ],
 )
-def test_services_refuse_a_bad_file_in_one_line(write: Any, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write("verifier:\n  max_num_seqs: 0\n  dtype: x\n", "bad.yaml")
-    write("verifier: {max_num_seqs: 2}\n", "good.yaml")
+def test_services_refuse_a_bad_file_in_one_line(write_config: Any, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_config("verifier:\n  max_num_seqs: 0\n  dtype: x\n", "bad.yaml")
+    write_config("verifier: {max_num_seqs: 2}\n", "good.yaml")
     with pytest.raises(SystemExit) as caught:
         parse_flags(VerifierConfig, "verifier_svc", arguments)
     stdout, stderr = capsys.readouterr()
@@ -287,10 +187,10 @@ def test_services_refuse_a_bad_file_in_one_line(write: Any, arguments: list[str]
     assert message in stderr
 
 
-def test_which_file_is_read(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_file_is_read(write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_config_file(None, in_folder=True) is None
-    write("verifier: {max_num_seqs: 1}\n")
-    write("verifier: {max_num_seqs: 2}\n", "other.yaml")
+    write_config("verifier: {max_num_seqs: 1}\n")
+    write_config("verifier: {max_num_seqs: 2}\n", "other.yaml")
     assert find_config_file(None, in_folder=True) == Path("specwire.yaml")
     assert find_config_file(None, in_folder=False) is None
     assert find_config_file("", in_folder=True) is None
@@ -305,27 +205,5 @@ def test_which_file_is_read(write: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "verifier:\n", "verifier: {}\nspeculative_config:\n", "---\n"])
-def test_an_empty_file_changes_nothing(write: Any, text: str) -> None:
-    assert resolve(VerifierConfig, "verifier", [read_config_file(write(text))]).config == VerifierConfig()
-
-
-scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8) | st.dates()
-keys = st.sampled_from(
-    [*SECTIONS, "drafters", "speculative_config", "max_num_seqs", "listen", "method", "model", "count", "verifier_wait_s", "address"]
-)
-documents = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys | scalars, inner, max_size=5), max_leaves=12)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(documents | st.text(max_size=40))
-def test_any_file_is_taken_or_refused_with_reasons(write: Any, document: Any) -> None:
-    text = document if isinstance(document, str) else yaml.safe_dump(document, allow_unicode=True)
-    reasons = ["taken"]
-    try:
-        source = read_config_file(write(text.encode("utf-8", "replace")))
-        for section, kind in SECTIONS.items():
-            resolve(kind, section, [source])
-    except ConfigError as error:
-        reasons = list(map(str, error.problems))
-    assert all(reasons)
-    assert not any("\n" in reason for reason in reasons), reasons
+def test_an_empty_file_changes_nothing(write_config: Any, text: str) -> None:
+    assert resolve(VerifierConfig, "verifier", [read_config_file(write_config(text))]).config == VerifierConfig()

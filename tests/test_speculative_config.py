@@ -3,16 +3,12 @@
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from specwire.draft_checkpoint import HEAD_METHODS
 from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
-from specwire.speculative_acceptance import check_rates
 from specwire.speculative_config import SpeculativeConfig
 from specwire.speculative_keys import FOREIGN_KEYS
-from specwire.speculative_method import METHODS
 
 
 def test_defaults() -> None:
@@ -91,32 +87,6 @@ def test_json_round_trip(values: dict) -> None:
 def test_aliases_and_inference(values: dict, expected: dict) -> None:
     config = SpeculativeConfig.from_dict(values)
     assert {name: getattr(config, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("length", "num_tokens", "rates"),
-    [
-        (2.6, 3, (1, 0.6, 0)),
-        (1, 3, (0, 0, 0)),
-        (4, 3, (1, 1, 1)),
-        (2, 3, (1, 0, 0)),
-        (3.5, 4, (1, 1, 0.5, 0)),
-        (1.875, 3, (0.875, 0, 0)),
-        (1.5, 1, (0.5,)),
-    ],
-)
-def test_rates_of_a_length(length: float, num_tokens: int, rates: tuple[float, ...]) -> None:
-    config = SpeculativeConfig(num_speculative_tokens=num_tokens, rejection_sample_method="synthetic", synthetic_acceptance_length=length)
-    assert config.acceptance_rates() == pytest.approx(rates)
-    assert 1 + sum(config.acceptance_rates()) == pytest.approx(length)
-    check_rates(config.acceptance_rates(), num_tokens)
-
-
-def test_given_rates_are_kept() -> None:
-    config = SpeculativeConfig.from_dict(
-        {"num_speculative_tokens": 3, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0]}
-    )
-    assert config.acceptance_rates() == (0.9, 0.5, 0)
 
 
 SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3}
@@ -234,136 +204,8 @@ def test_no_key_is_ours_and_foreign() -> None:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "method"),
-    [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "draft_model"),
-        ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
-        ({"architectures": ["EAGLEModel"]}, "eagle"),
-        ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}, "eagle3"),
-        ({"architectures": ["DFlashDraftModel"]}, "dflash"),
-        ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
-        ({"model_type": "medusa"}, "medusa"),
-        ({"model_type": "mlp_speculator"}, "mlp_speculator"),
-        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
-        ({"architectures": ["DeepSeekMTPModel"]}, "mtp"),
-        ({"model_type": "qwen3_next_mtp"}, "mtp"),
-        ({"architectures": "LlamaForCausalLMEagle3"}, "draft_model"),  # no list: nothing is known
-        ([], "draft_model"),
-    ],
-)
-def test_the_method_follows_from_the_checkpoint_but_never_against_an_explicit_one(tmp_path: Path, checkpoint: object, method: str) -> None:
-    folder = tmp_path / "eagle3-dspark"  # a path says nothing
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(checkpoint))
-    if method in METHODS:
-        assert SpeculativeConfig.from_dict({"model": str(folder)}).method == method
-    else:
-        with pytest.raises(UnsupportedError, match=f"model '.*' is a checkpoint for drafting with {method}, .* not built"):
-            SpeculativeConfig.from_dict({"model": str(folder)})
-    assert SpeculativeConfig.from_dict({"model": str(folder), "method": "draft_model"}).method == "draft_model"
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
-def test_a_checkpoint_that_can_not_be_read_is_left_to_who_loads_it(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    assert SpeculativeConfig.from_dict({"model": str(tmp_path)}).method == "draft_model"
-
-
-@pytest.mark.parametrize("method", ["deepseek_mtp", "medusa", "mlp_speculator", "ngram_gpu", "custom_class", "extract_hidden_states"])
-def test_methods_that_are_not_built_are_named(method: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"method '{method}' is not built; use one of ngram, draft_model, suffix"):
-        SpeculativeConfig.from_dict({"method": method})
-
-
-@pytest.mark.parametrize("method", HEAD_METHODS)
-def test_a_head_names_its_model(method: str) -> None:
-    config = SpeculativeConfig.from_dict({"method": method, "model": "some/head"})
-    assert config.has_model
-    assert SpeculativeConfig.from_json(config.to_json()) == config
-    if method == "mtp":
-        assert SpeculativeConfig(method=method).model is None, "the target's own layer"
-        assert SpeculativeConfig.from_dict({"method": "mimo_mtp"}).method == "mtp"
-        return
-    with pytest.raises(InvalidArgumentError, match=f"method is {method}, but model is not set"):
-        SpeculativeConfig(method=method)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab is true, but method is ngram; it is for draft_model"),
-        ({"method": ["ngram", "suffix"], "use_heterogeneous_vocab": True}, "but method is ngram and suffix"),
-        ({"method": None, "parallel_drafting": True}, "parallel_drafting is true, but method is null"),
-        ({"method": "eagle3", "model": "head", "parallel_drafting": True}, "parallel_drafting is true, but method is eagle3"),
-        ({"parallel_drafting": 1}, "parallel_drafting is 1, but must be true or false"),
-        ({"method": "dflash", "model": "head", "dspark_draft_topk": 4}, "dspark_draft_topk is 4, but method is dflash"),
-        ({"method": "dspark", "model": "head", "dspark_draft_topk": 0}, "dspark_draft_topk is 0, but must be an integer of 1 or more"),
-    ],
-)
-def test_options_of_one_method_are_refused_with_another(values: dict, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
-        SpeculativeConfig.from_dict(values)
-
-
-def test_a_list_of_lookups_and_at_most_one_with_a_model_is_taken() -> None:
-    config = SpeculativeConfig.from_dict({"method": ["suffix", "ngram"]})
-    assert config.methods == ("suffix", "ngram")
-    assert SpeculativeConfig.from_json(config.to_json()) == config
-    assert (SpeculativeConfig().methods, SpeculativeConfig(method=None).methods) == (("ngram",), ())
-    assert (config.has_model, config.model_method) == (False, None)
-    config = SpeculativeConfig.from_dict({"method": ["suffix", "eagle3", "ngram"], "model": "some/head"})
-    assert (config.has_model, config.model_method, config.model) == (True, "eagle3", "some/head")
-    assert SpeculativeConfig.from_json(config.to_json()) == config
-    assert SpeculativeConfig.from_dict({"method": ["ngram", "mimo_mtp"]}).model_method == "mtp"
-    config = SpeculativeConfig.from_dict({"method": ["draft_model", "ngram"], "model": "a/b", "use_heterogeneous_vocab": True})
-    assert config.use_heterogeneous_vocab
-    for other in ("draft_model", "eagle3"):
-        with pytest.raises(InvalidArgumentError, match=f"method is ngram and {other}, but model is not set"):
-            SpeculativeConfig.from_dict({"method": ["ngram", other]})
-    with pytest.raises(UnsupportedError, match="eagle3 and draft_model both have a model; a list has one of them at most, beside ngram and suffix"):
-        SpeculativeConfig.from_dict({"method": ["eagle3", "ngram", "draft_model"], "model": "some/head"})
-    with pytest.raises(UnsupportedError, match="'medusa' is not built"):
-        SpeculativeConfig.from_dict({"method": ["ngram", "medusa"], "model": "some/head"})
-
-
-def test_rejection_methods_that_are_not_built_are_named() -> None:
-    with pytest.raises(UnsupportedError, match="rejection_sample_method 'block' is not built; use one of strict, probabilistic, synthetic"):
-        SpeculativeConfig.from_dict({"rejection_sample_method": "block"})
-
-
-def test_the_ratio_test_needs_drafts_that_nobody_chose() -> None:
-    values = {"rejection_sample_method": "probabilistic", "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, 0]]}
-    assert SpeculativeConfig.from_dict(values).rejection_sample_method == "probabilistic"
-    with pytest.raises(InvalidArgumentError, match="use strict, or leave enable_adaptive_verification out"):
-        SpeculativeConfig.from_dict(values | {"enable_adaptive_verification": True})
-    with pytest.raises(InvalidArgumentError, match="need rejection_sample_method synthetic"):
-        SpeculativeConfig.from_dict(values | {"synthetic_acceptance_length": 2})
-
-
-@pytest.mark.parametrize(
     ("text", "message"), [("{'method': 'ngram'}", "is no JSON"), ("", "is no JSON"), ("[]", "must be a mapping"), ("null", "must be a mapping")]
 )
 def test_bad_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(SpecwireError, match=re.escape(message)):
         SpeculativeConfig.from_json(text)
-
-
-@pytest.mark.parametrize(
-    ("values", "unread"),
-    [
-        ({"method": "ngram", "prompt_lookup_max": 7, "prompt_lookup_min": 2}, []),
-        ({"method": ["ngram", "suffix"], "prompt_lookup_max": 7, "suffix_decoding_max_tree_depth": 9}, []),
-        ({"method": "suffix", "prompt_lookup_min": 2, "prompt_lookup_max": 4}, []),
-        ({"method": None, "prompt_lookup_max": 7}, []),
-        ({"method": "suffix", "prompt_lookup_min": 2, "prompt_lookup_max": 7}, ["prompt_lookup_max is 7, but suffix"]),
-        (
-            {"method": "ngram", "suffix_decoding_max_tree_depth": 9, "draft_sharpness": 0.5},
-            ["suffix_decoding_max_tree_depth is 9", "draft_sharpness is 0.5"],
-        ),
-        ({"method": "draft_model", "model": "m", "draft_sharpness": 0.5}, []),
-    ],
-)
-def test_options_that_no_method_reads_are_named(values: dict[str, object], unread: list[str]) -> None:
-    found = SpeculativeConfig.from_dict(values).unread
-    assert len(found) == len(unread)
-    assert all(line.startswith(beginning) for line, beginning in zip(found, unread, strict=True)), found

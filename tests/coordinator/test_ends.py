@@ -13,8 +13,8 @@ from tests.scripted.cluster import Cluster, Running
 from tests.scripted.collect import CollectedChoice
 from tests.scripted.drafter import DrafterScript
 from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
-from tests.scripted.target import Prefix, Target
-from tests.scripted.verifier import VerifierScript, scripted_logprobs
+from tests.scripted.target import Prefix, Target, scripted_logprobs
+from tests.scripted.verifier import VerifierScript
 
 K = 7
 PROMPT = [5, 6, 7]

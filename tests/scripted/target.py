@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from specwire.messages import TokenLogprobs
+
 
 class Target:
     """A target model without a model.
@@ -47,3 +49,8 @@ class Prefix:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+def scripted_logprobs(state: int, token: int, num_top: int) -> TokenLogprobs:
+    """Made-up values that depend on the prefix alone, exact in float32."""
+    return TokenLogprobs(-(state % 64) / 64, [((token + i) % 1000, -i / 8) for i in range(num_top)])

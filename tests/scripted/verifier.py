@@ -23,7 +23,8 @@ from specwire.messages import (
     VerifyRowResult,
     Welcome,
 )
-from tests.scripted.target import Prefix, Target
+from tests.scripted.prefix_cache import PrefixCache
+from tests.scripted.target import Prefix, Target, scripted_logprobs
 
 STALE = VerifyRowResult(RowStatus.STALE)
 _NO_COST = VerifyCost()
@@ -113,7 +114,7 @@ class ScriptedVerifier:
         self.received: deque[VerifyRound] = deque(maxlen=10_000)
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
-        self._cached: set[tuple[bytes, int]] = set()
+        self._cache = PrefixCache(self.script.block_size)
         self._num_generations = 0
 
     @property
@@ -222,7 +223,7 @@ class ScriptedVerifier:
         if len(session.slots) >= self.script.max_num_seqs:
             raise InvalidArgumentError(f"slot {open_.slot} is one more than max_num_seqs = {self.script.max_num_seqs}")
         prefix = Prefix(open_.noise_key, open_.choice, open_.token_ids)
-        num_cached = self._num_cached(open_) if self.script.prefix_caching else 0
+        num_cached = self._cache.num_cached(open_) if self.script.prefix_caching else 0
         self._num_generations += 1
         slot = session.slots[open_.slot] = _Slot(open_, prefix, num_cached, num_cached, generation=self._num_generations)
         close = SlotRef(open_.slot, open_.epoch)
@@ -245,7 +246,7 @@ class ScriptedVerifier:
             return VerifyRowResult(RowStatus.BAD, error=f"{row} is neither a prefill row nor a decode row")
         num_known = len(slot.open.token_ids)
         if not slot.last_round and self.script.prefix_caching:
-            slot.num_cached = slot.num_computed = self._num_cached(slot.open)
+            slot.num_cached = slot.num_computed = self._cache.num_cached(slot.open)
         num_tokens = max(0, min(row.token_budget, num_known - slot.num_computed))
         if not self._reserve(slot, slot.num_computed + num_tokens):
             return VerifyRowResult(RowStatus.OUT_OF_BLOCKS, slot.num_computed, slot.num_cached)
@@ -254,7 +255,7 @@ class ScriptedVerifier:
         slot.may_follow = False
         if num_tokens == 0 or slot.num_computed < num_known:
             return VerifyRowResult(RowStatus.OK, slot.num_computed, slot.num_cached)
-        self._cache(slot)
+        self._cache.add(slot.open)
         return self._emit(slot, [])
 
     def _decode(self, slot: _Slot, round_: int, row: VerifyRow) -> VerifyRowResult:
@@ -304,25 +305,3 @@ class ScriptedVerifier:
             slot.num_blocks += num_new
             self.num_blocks_used += num_new
         return True
-
-    def _num_cached(self, open_: VerifyOpen) -> int:
-        state, num_cached = 0, 0
-        for index, token in enumerate(open_.token_ids[:-1], start=1):
-            state = hash((state, token))
-            if index % self.script.block_size == 0:
-                if (open_.tenant_cache_key, state) not in self._cached:
-                    break
-                num_cached = index
-        return num_cached
-
-    def _cache(self, slot: _Slot) -> None:
-        state = 0
-        for index, token in enumerate(slot.open.token_ids, start=1):
-            state = hash((state, token))
-            if index % self.script.block_size == 0:
-                self._cached.add((slot.open.tenant_cache_key, state))
-
-
-def scripted_logprobs(state: int, token: int, num_top: int) -> TokenLogprobs:
-    """Made-up values that depend on the prefix alone, exact in float32."""
-    return TokenLogprobs(-(state % 64) / 64, [((token + i) % 1000, -i / 8) for i in range(num_top)])
