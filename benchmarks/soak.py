@@ -107,7 +107,7 @@ async def soak(plan: Plan) -> Outcome:
     """Starts everything, sends the load and stops everything."""
     with tempfile.TemporaryDirectory(prefix="specwire-soak-") as name:
         folder = Path(name)
-        config = coordinator_config(folder, plan)
+        config = coordinator_config(folder)
         coordinator = ServiceSpec("coordinator", "coordinator", tuple(flags(config)), config.listen[0], essential=True)
         supervisor = Supervisor([_peers(folder, plan), [coordinator]], _log_line, startup_timeout_s=120.0)
         try:
@@ -119,7 +119,7 @@ async def soak(plan: Plan) -> Outcome:
             await supervisor.stop()
 
 
-def coordinator_config(folder: Path, plan: Plan) -> CoordinatorConfig:
+def coordinator_config(folder: Path) -> CoordinatorConfig:
     """A coordinator on sockets in `folder`; no step goes on without its drafts, however busy the machine is."""
     return CoordinatorConfig(
         listen=(f"unix:{folder}/coordinator",),

@@ -45,7 +45,10 @@ def skinny_linear(
     assert weight.shape[1] == in_features, (weight.shape, x.shape)
     assert x.is_contiguous(), x.stride()
     assert weight.is_contiguous(), weight.stride()
-    assert tuning.splits == 1 or (num_blocks <= len(scratch.arrived) and num_blocks * tuning.splits * tuning.features * rows <= len(scratch.partial))
+    if tuning.splits > 1:
+        num_partial = num_blocks * tuning.splits * tuning.features * rows
+        assert num_blocks <= len(scratch.arrived), f"{num_blocks} blocks, scratch for {len(scratch.arrived)}"
+        assert num_partial <= len(scratch.partial), f"{num_partial} sums, scratch for {len(scratch.partial)}"
     is_aligned = weight.data_ptr() % PREFETCH_ALIGNMENT == 0 and in_features * weight.element_size() % PREFETCH_ALIGNMENT == 0
     output = x.new_empty(num_rows, out_features)
     skinny_linear_kernel[(num_blocks, tuning.splits)](
