@@ -8,7 +8,8 @@ from specwire.engine.batch import RaggedBatch, Segment
 from specwire.engine.counts import PassCounts
 from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.graphs.draft_upload import DraftSampling
-from specwire.engine.heads.head import BlockHead, Candidates
+from specwire.engine.heads.block import BlockHead
+from specwire.engine.heads.markov import Candidates
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
 

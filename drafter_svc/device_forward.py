@@ -9,8 +9,7 @@ from specwire.engine.graphs.block_passes import BlockPasses
 from specwire.engine.graphs.draft_runner import DraftRunner, DraftTokens, HeadModel, MakePasses
 from specwire.engine.graphs.draft_upload import DraftRow, DraftSampling
 from specwire.engine.graphs.head_forward import HeadPasses
-from specwire.engine.heads.dflash import DFlashHead
-from specwire.engine.heads.dspark import DSparkHead
+from specwire.engine.heads.block import BlockHead
 from specwire.engine.heads.load import Head
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
@@ -54,7 +53,7 @@ class DeviceForward:
     ) -> None:
         device, dtype = kv_cache.layers[0].device, kv_cache.layers[0].dtype
         passes: MakePasses
-        if isinstance(head, DFlashHead | DSparkHead):
+        if isinstance(head, BlockHead):
             passes, self._block = partial(BlockPasses, head, width, kv_cache), head.num_queries
         else:
             passes, self._block = partial(HeadPasses, head, width, kv_cache), 0

@@ -5,9 +5,8 @@ import logging
 from specwire.config import DrafterConfig
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.graphs.progress import log_progress
+from specwire.engine.heads.block import BlockHead
 from specwire.engine.heads.calibration import read_calibration
-from specwire.engine.heads.dflash import DFlashHead
-from specwire.engine.heads.dspark import DSparkHead
 from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.load import LoadedHead, load_head
 from specwire.engine.heads.sharpness import read_sharpness
@@ -152,7 +151,7 @@ def head_drafter(
         method=config.method,
         feature_sets=(FeatureSet(source.name, source.hash, source.layer_ids, source.width, str(source.dtype).removeprefix("torch.")),),
     )
-    has_confidences = isinstance(loaded.head, DSparkHead) and loaded.head.confidence is not None
+    has_confidences = isinstance(loaded.head, BlockHead) and loaded.head.confidence is not None
     forward = _make_forward(
         loaded, kv_cache, max_num_seqs=max_num_seqs, max_num_drafts=max_num_drafts, max_chunk=max_chunk, use_graphs=use_graphs,
         num_candidates=num_candidates,
@@ -179,14 +178,14 @@ def _make_forward(
     num_candidates: int,
 ) -> HeadForward:
     """What suits the head and its device."""
-    if isinstance(loaded.head, DFlashHead | DSparkHead):
+    if isinstance(loaded.head, BlockHead):
         most = loaded.head.num_queries - loaded.head.first_draft
         if max_num_drafts > most:
             raise InvalidArgumentError(
                 f"num_speculative_tokens is {max_num_drafts}, but the head {loaded.config.name} drafts blocks of {most}; lower it to at most {most}"
             )
     if loaded.device.type != "cuda":
-        if isinstance(loaded.head, DFlashHead | DSparkHead):
+        if isinstance(loaded.head, BlockHead):
             return BlockForward(loaded.head, loaded.config.layers, kv_cache, num_candidates)
         if loaded.is_tiled and isinstance(loaded.head, Eagle3Head) and not num_candidates:
             from .tiled_head import TiledHeadForward  # brings a compiler

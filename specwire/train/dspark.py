@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specwire.engine.heads.markov import highest
 from specwire.train.batches import Batch
 from specwire.train.loss import product
 from specwire.train.modules import START_SHARPNESS, Attention, Drafted, HeadShape, Layer, Norm, Pairs, draft_signals, residual_rms
@@ -135,8 +136,10 @@ class DSparkHead(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [N, S, hidden_size], previous [N], rows [N] of the batch and anchors [N] in them -> tokens [N, S] and signals [N, S, 3]."""
         head = self._target.head if self._draft_ids is None else self._target.head[self._draft_ids]
-        base = product(hidden.flatten(0, 1), head).unflatten(0, hidden.shape[:2])
-        values, candidates = base.topk(min(self._recipe.rerank, base.shape[-1]), -1)  # [N, S, C]
+        base = product(hidden.flatten(0, 1), head)
+        columns, best = highest(base, min(self._recipe.rerank, base.shape[-1]))
+        assert columns is not None, "candidates are some of all ids"
+        candidates, values = columns.unflatten(0, hidden.shape[:2]), best.unflatten(0, hidden.shape[:2])  # [N, S, C]
         tokens, signals = [], []
         for slot in range(hidden.shape[1]):
             bias = (self.bias_head[candidates[:, slot]] @ self.markov_head.markov_w1(previous)[:, :, None])[:, :, 0]

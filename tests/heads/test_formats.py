@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from specwire.engine.features.pages import check_source, project
 from specwire.engine.heads.config import HeadConfig
-from specwire.engine.heads.dspark import _best
 from specwire.engine.heads.features import feature_source
 from specwire.engine.heads.load import load_head
+from specwire.engine.heads.markov import highest
 from specwire.engine.heads.source import FINAL_LAYER
 from specwire.engine.models.config import ModelConfig
 from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
@@ -221,7 +221,7 @@ def test_a_window_of_its_own(target: Target, checkpoints: dict[str, Checkpoint])
 def test_the_best_columns_are_found_by_groups() -> None:
     logits = torch.randn(5, 1003, generator=torch.Generator().manual_seed(1))
     for count in (1, 9, 40, 62, 63, 400):
-        found = _best(logits, count)
+        found = highest(logits, count)
         expected = logits.topk(count, dim=1)
         assert found.columns is not None
         assert torch.equal(found.logits, expected.values)

@@ -10,8 +10,9 @@ from specwire.engine.graphs.draft_call import read_call
 from specwire.engine.graphs.draft_tensors import DraftInputs, DraftRows
 from specwire.engine.graphs.draft_upload import HEADER, ROW, DraftRow
 from specwire.engine.graphs.sent_features import SentFeatures
+from specwire.engine.heads.block import BlockHead
 from specwire.engine.heads.device import DevicePass
-from specwire.engine.heads.head import BlockHead, Candidates
+from specwire.engine.heads.markov import Candidates
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.sampling.philox import Stream, gumbel, noise_words_at
 

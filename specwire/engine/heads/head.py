@@ -1,7 +1,7 @@
-"""What drafting methods see of a head, and the layers that all heads have."""
+"""What drafting methods see of a head that drafts token by token, and the layers that all heads have."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -37,80 +37,6 @@ class SequentialHead(Protocol):
 
     def carry(self, residual: torch.Tensor) -> torch.Tensor:
         """Rows [R, hidden_size] of the residual stream as features of the rows that follow them."""
-        ...
-
-
-class Candidates(NamedTuple):
-    """Ids that may be drafted in each row."""
-
-    columns: torch.Tensor | None  # [R, m] int64, of the head's output; None = all of them
-    logits: torch.Tensor  # [R, m] float32
-
-
-class MarkovHead(Protocol):
-    """What a draft's logits gain by the token before it."""
-
-    def candidates(self, logits: torch.Tensor) -> Candidates:
-        """Which of logits [R, draft_vocab_size] are looked at."""
-        ...
-
-    def biased(self, candidates: Candidates, previous: torch.Tensor) -> torch.Tensor:
-        """The candidates' logits [R, m] for rows that follow the target's ids previous [R]."""
-        ...
-
-
-class ConfidenceHead(Protocol):
-    """How likely a draft is to be accepted, once those before it are."""
-
-    def __call__(self, hidden: torch.Tensor, previous: torch.Tensor, position: int) -> torch.Tensor:
-        """Probabilities [R] of rows [R, hidden_size] that follow the target's ids previous [R]; position counts drafts from 0."""
-        ...
-
-
-class BlockHead(Protocol):
-    """A head that drafts a block in one pass: an anchor (the last known token) and mask tokens, over KV made of the target's features.
-
-    Slot i of the KV belongs to f_i at position i. The anchor x_(n-1) stands at position n - 1.
-    """
-
-    vocabulary: Vocabulary
-    mask_token_id: int
-    num_queries: int
-    """Tokens of a block: the anchor and masks."""
-    first_draft: int
-    """The block's row that predicts the first draft: 0 if the anchor does, 1 if the first mask does."""
-    is_causal: bool
-    """Whether a block's tokens see only those before them in the block."""
-
-    @property
-    def markov(self) -> MarkovHead | None:
-        """Bias of a draft by the one before it."""
-        ...
-
-    @property
-    def confidence(self) -> ConfidenceHead | None:
-        """What gives the drafts' scores; None = their probabilities do."""
-        ...
-
-    def write_context(self, batch: RaggedBatch, features: torch.Tensor, kv_cache: KVCache) -> None:
-        """Writes KV of features [T, width] at the batch's positions."""
-        ...
-
-    def forward(self, batch: RaggedBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Blocks' rows after the final norm, [T, hidden_size]; their KV is of no use afterwards."""
-        ...
-
-    @property
-    def tables(self) -> DeviceTables:
-        """Of the layers."""
-        ...
-
-    def write_context_on(self, features: torch.Tensor, on: DevicePass) -> None:
-        """As `write_context`, on the kernels of a device. features: [T, width] in the head's dtype, unchanged."""
-        ...
-
-    def run(self, on: DevicePass) -> torch.Tensor:
-        """As `forward`, on the kernels of a device, in the head's dtype."""
         ...
 
 

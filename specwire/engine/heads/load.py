@@ -8,9 +8,10 @@ from typing import Protocol
 
 import torch
 
+from specwire.engine.heads.block import BlockHead
 from specwire.engine.heads.config import HeadConfig
-from specwire.engine.heads.dflash import DFlashHead
-from specwire.engine.heads.dspark import TOP_K, DSparkHead
+from specwire.engine.heads.dflash import dflash_head
+from specwire.engine.heads.dspark import TOP_K, dspark_head
 from specwire.engine.heads.eagle import EagleHead
 from specwire.engine.heads.eagle3 import Eagle3Head
 from specwire.engine.heads.features import check_method, source_of
@@ -25,7 +26,7 @@ from specwire.errors import UnsupportedError
 
 logger = logging.getLogger(__name__)
 
-Head = EagleHead | Eagle3Head | MtpHead | DFlashHead | DSparkHead
+Head = EagleHead | Eagle3Head | MtpHead | BlockHead
 
 
 class _MakeHead(Protocol):
@@ -35,7 +36,7 @@ class _MakeHead(Protocol):
 _TILE = 32
 """What the width of a layer in tiles is a multiple of."""
 _TILE_FEATURES = 16
-_HEADS: dict[str, _MakeHead] = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead, "dflash": DFlashHead, "dspark": DSparkHead}
+_HEADS: dict[str, _MakeHead] = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead, "dflash": dflash_head, "dspark": dspark_head}
 
 
 @dataclass(frozen=True, slots=True)
