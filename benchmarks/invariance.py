@@ -1,6 +1,6 @@
 """Runs the drafter-invariance matrix on the default model and writes what it found as JSON. Takes 20 minutes and more on 2 cores.
 
-python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...]
+python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...] [--head FOLDER] [--only-head]
 """
 
 import argparse
@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.models.hashing import weights_hash
 from tests.integration.invariance import check, compare, run, transformers_greedy
-from tests.integration.matrix import MAX_MODEL_LEN, fleet_configs, full_matrix, load_cases
+from tests.integration.matrix import HEAD, MAX_MODEL_LEN, fleet_configs, full_matrix, head_method, load_cases
 from tests.integration.noisy_model import ACCEPTANCE_RANGE, NOISE_SCALE
 from tests.integration.reference import OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet
@@ -25,17 +26,21 @@ from tests.integration.stack import NUM_THREADS, Fleet
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for invariance.json")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for invariance.json, or invariance_METHOD.json with --only-head")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=[], help="names of configurations; all if none is given")
+    parser.add_argument("--head", type=Path, default=HEAD, help="folder of a draft head of the model")
+    parser.add_argument("--only-head", action="store_true", help="configurations in which the head drafts, alone")
     args = parser.parse_args()
-    report = run_matrix(args.prompts, args.max_tokens, args.only)
-    path = write_report("invariance", report, args.results)
+    report = run_matrix(args.prompts, args.max_tokens, args.only, args.head, only_head=args.only_head)
+    path = write_report("invariance" + (f"_{head_method(args.head)}" if args.only_head else ""), report, args.results)
     print(f"{path}: {json.dumps(report['total'])}")
 
 
-def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | None = None) -> dict[str, Any]:
+def run_matrix(
+    num_prompts: int = 12, max_tokens: int = 64, only: Sequence[str] = (), head: Path = HEAD, *, only_head: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """Runs the configurations one after the other; raises AssertionError for the first one with a difference that nothing excuses."""
     started = time.monotonic()
     folder = resolve_model(DEFAULT_MODEL)
@@ -43,10 +48,11 @@ def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | No
     cases = load_cases(target.tokenizer, num_prompts, max_tokens=max_tokens)
     expected = {index: target.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
     _say(started, f"reference: {sum(len(e.token_ids) for e in expected.values())} tokens of {len(cases)} requests")
-    chosen = [configuration for configuration in full_matrix() if not only or configuration.name in only]
+    method = head_method(head)
+    chosen = [c for c in full_matrix(method) if (not only or c.name in only) and (c.has_head(method) or not only_head)]
     results = []
     with tempfile.TemporaryDirectory(prefix="sw-") as sockets:
-        fleet = Fleet(Path(sockets), fleet_configs())
+        fleet = Fleet(Path(sockets), fleet_configs(head=head))
         try:
             for configuration in chosen:
                 outcome = asyncio.run(run(configuration, fleet, Path(sockets), cases, expected))
@@ -68,7 +74,7 @@ def run_matrix(num_prompts: int = 12, max_tokens: int = 64, only: list[str] | No
         "what": "token ids of each configuration against a one-token loop through the engine, in float32",
         "duration_s": round(time.monotonic() - started),
         "threads_per_service": NUM_THREADS,
-        "model": {"name": DEFAULT_MODEL, "weights": weights_hash(folder)[:16], "draft_noise_scale": NOISE_SCALE},
+        "model": {"name": DEFAULT_MODEL, "weights": weights_hash(folder)[:16], "draft_noise_scale": NOISE_SCALE, "head": head.name},
         "prompts": num_prompts,
         "max_tokens": max_tokens,
         "samplings": list(dict.fromkeys(case.sampling for case in cases)),

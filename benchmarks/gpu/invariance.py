@@ -3,9 +3,11 @@
 On a GPU the shape of a batch decides how sums round, so a near tie can fall the other way. Every request is compared with a one-token loop
 through the engine on the same GPU: the share of requests that differ anywhere, and at the first difference of each how far the loop's own token was
 ahead of the next one (z + T * noise). Batches of equal shapes round alike: `differs_from_plain` counts the requests whose answer is not that of the
-same services without drafts. `text` compares greedy answers of the services with a one-token loop on the CPU in float32.
+same services without drafts. Where a service is killed only a third of the requests run, twelve at once, so that it is started again as seldom as
+can be. `text` compares greedy answers of the services with a one-token loop on the CPU in float32.
 """
 
+import argparse
 import asyncio
 import contextlib
 import math
@@ -28,7 +30,19 @@ from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.hashing import weights_hash
 from tests.engine.tiny_models import save_tiny_model
 from tests.integration.invariance import Difference, Outcome, check, compare, run
-from tests.integration.matrix import HEAD, K_MAX, MAX_MODEL_LEN, SAMPLINGS, Case, Configuration, fleet_configs, full_matrix, load_cases
+from tests.integration.matrix import (
+    BATCH_SIZE,
+    HEAD,
+    K_MAX,
+    MAX_MODEL_LEN,
+    SAMPLINGS,
+    Case,
+    Configuration,
+    fleet_configs,
+    full_matrix,
+    head_method,
+    load_cases,
+)
 from tests.integration.noisy_model import NOISE_SCALE, save_noisy
 from tests.integration.reference import Expected, OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet
@@ -52,24 +66,27 @@ class Suite:
     expected: Mapping[int, Expected]
     fleet: Fleet
     sockets: Path
+    head: str
+    """Its method."""
     answers: dict[str, dict[int, list[int]]] = field(default_factory=dict)
-    """Token ids by configuration and case, of those that ran with all cases."""
+    """Token ids by configuration and case."""
 
     async def run(self, configuration: Configuration, cases: Sequence[Case] | None = None) -> Outcome:
         """The cases, by default all of them, through a configuration."""
         chosen = list(range(len(self.cases))) if cases is None else [self.cases.index(case) for case in cases]
         expected = {number: self.expected[index] for number, index in enumerate(chosen)}
         outcome = await run(configuration, self.fleet, self.sockets, [self.cases[index] for index in chosen], expected)
-        if cases is None:
-            got = {self.cases.index(difference.case): difference.got for difference in outcome.differences}
-            self.answers[configuration.name] = {index: got.get(index, one.token_ids) for index, one in self.expected.items()}
+        got = {self.cases.index(difference.case): difference.got for difference in outcome.differences}
+        answers = {index: got.get(index, self.expected[index].token_ids) for index in chosen}
+        self.answers.setdefault(configuration.name, {}).update(answers)
         return outcome
 
     def num_different(self, left: str, right: str) -> int | None:
-        """Requests that two configurations answer differently; None if not both ran."""
+        """Requests that two configurations answer differently, of those that both had; None if not both ran."""
         if left not in self.answers or right not in self.answers:
             return None
-        return sum(self.answers[left][index] != self.answers[right][index] for index in self.expected)
+        both = self.answers[left].keys() & self.answers[right].keys()
+        return sum(self.answers[left][index] != self.answers[right][index] for index in both)
 
     def margin(self, difference: Difference) -> tuple[float, float]:
         """(lead, distance to a filter's border) of the loop's token there; a text that ends early or goes on is no near tie of anything."""
@@ -80,14 +97,31 @@ class Suite:
         return found.top2, found.border
 
 
-def chosen_configurations(name: str, only: Sequence[str]) -> list[Configuration]:
-    """Those of a slice, as far as they are asked for."""
+def chosen_configurations(name: str, options: argparse.Namespace, head: str) -> list[Configuration]:
+    """Those of a slice, as far as they are asked for: what is killed is needed again as seldom as can be.
+
+    Args:
+        head: its method.
+    """
+    if name == "text":
+        return [Configuration(PLAIN)]
     kinds = {
         "plain": lambda c: not c.drafters and not c.preempts,
         "drafters": lambda c: bool(c.drafters) and not c.preempts and not c.kill,
         "faults": lambda c: c.preempts or bool(c.kill),
     }
-    return [configuration for configuration in full_matrix() if kinds[name](configuration) and (not only or configuration.name in only)]
+    only = options.configurations
+    chosen = [
+        c
+        for c in full_matrix(head)
+        if kinds[name](c) and (not only or c.name in only) and (c.has_head(head) or name == "plain" or not options.only_head)
+    ]
+    return sorted(chosen, key=lambda c: (bool(c.kill), c.kill in c.drafters))
+
+
+def third_of(cases: Sequence[Case]) -> list[Case]:
+    """As many as run at once, of every sampling."""
+    return list(cases[:: -(-len(cases) // BATCH_SIZE)])
 
 
 def describe(suite: Suite, outcome: Outcome) -> dict[str, Any]:
@@ -121,7 +155,7 @@ def _finite(value: float) -> float | None:
 def measure_text(part: Slice, suite: Suite) -> None:
     """Greedy answers through the services without drafts, beside the CPU in float32."""
     cases = [case for case in suite.cases if case.params.is_greedy]
-    outcome = asyncio.run(suite.run(Configuration("no drafter"), cases))
+    outcome = asyncio.run(suite.run(Configuration(PLAIN), cases))
     got = {suite.cases.index(difference.case): difference.got for difference in outcome.differences}
     loop = OneTokenLoop(suite.model, MAX_MODEL_LEN, _CPU_THREADS)
     num_tokens = num_equal = 0
@@ -159,30 +193,35 @@ def unfulfilled(outcome: Outcome) -> list[str]:
 
 
 @contextlib.contextmanager
-def make_suite(model: str, head: Path, device: str, num_prompts: int, max_tokens: int, *, is_tiny: bool) -> Iterator[Suite]:
-    """Reference and services; the latter start when they are first needed.
+def make_suite(options: argparse.Namespace, slices: Sequence[str]) -> Iterator[Suite]:
+    """Reference and services. On a GPU all services of the slices start at once, while the reference runs; on a CPU each when it is first needed.
 
-    Args:
-        head: of the model; a tiny one has its own, of random weights.
+    A tiny run without a model of its own gets one of random weights, and a head of it.
     """
     with tempfile.TemporaryDirectory(prefix="sw-") as name:
         folder = Path(name)
-        models = folder / "models"
-        if is_tiny:
-            save_tiny_model(models / "tiny")
-        source = models / "tiny" if is_tiny else resolve_model(model)
-        save_noisy(source, models / "noisy", NOISE_SCALE)
-        if is_tiny:
+        models, head, device = folder / "models", Path(options.head), options.device
+        if options.tiny and options.model == DEFAULT_MODEL:
+            source = models / "tiny"
+            save_tiny_model(source)
             shape = ModelConfig.from_folder(source)
             head = save_eagle3_head(shape, shape.vocab_size, models / "head", K_MAX)
+        else:
+            source = resolve_model(options.model)
+        method = head_method(head)
+        save_noisy(source, models / "noisy", NOISE_SCALE)
         dtype = "float32" if device == "cpu" else "bfloat16"
-        loop = OneTokenLoop(source, MAX_MODEL_LEN, NUM_THREADS, dtype=getattr(torch, dtype), device=device)
-        cases = _tiny_cases(num_prompts, max_tokens) if is_tiny else load_cases(loop.tokenizer, num_prompts, max_tokens=max_tokens)
-        expected = {index: loop.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
-        print(f"reference: {sum(len(one.token_ids) for one in expected.values())} tokens of {len(cases)} requests", flush=True)
         fleet = Fleet(folder, fleet_configs(str(source), models / "noisy", head, device=device, dtype=dtype))
         try:
-            yield Suite(source, cases, expected, fleet, folder)
+            if device != "cpu":
+                chosen = [configuration for name in slices for configuration in chosen_configurations(name, options, method)]
+                fleet.start(*dict.fromkeys(service for configuration in chosen for service in configuration.services))
+            loop = OneTokenLoop(source, MAX_MODEL_LEN, NUM_THREADS, dtype=getattr(torch, dtype), device=device)
+            num_prompts, max_tokens = options.prompts, options.max_tokens
+            cases = _tiny_cases(num_prompts, max_tokens) if options.tiny else load_cases(loop.tokenizer, num_prompts, max_tokens=max_tokens)
+            expected = {index: loop.generate(case.prompt_token_ids, case.params) for index, case in enumerate(cases)}
+            print(f"reference: {sum(len(one.token_ids) for one in expected.values())} tokens of {len(cases)} requests", flush=True)
+            yield Suite(source, cases, expected, fleet, folder, method)
         finally:
             fleet.stop()
 
@@ -203,7 +242,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the slices asked for."""
     parser = make_parser(__doc__ or "", SLICES)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="folder or GGUF file of the real weights")
-    parser.add_argument("--head", default=str(HEAD), help="folder of an EAGLE-3 head of the model")
+    parser.add_argument("--head", default=str(HEAD), help="folder of a draft head of the model")
+    parser.add_argument("--only-head", action="store_true", help="of `drafters` and `faults` the configurations in which the head drafts")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--configurations", nargs="+", default=[], help="of the slices; all if none is named")
@@ -212,15 +252,15 @@ def main(arguments: list[str] | None = None) -> None:
     if not names:
         return
     wrong: list[str] = []
-    with make_suite(options.model, Path(options.head), options.device, options.prompts, options.max_tokens, is_tiny=options.tiny) as suite:
+    with make_suite(options, names) as suite:
         for name in names:
             with slices.open(name) as part:
                 part.note(weights=weights_hash(suite.model)[:16], draft_noise_scale=NOISE_SCALE, explained_margin=MAX_MARGIN)
                 if name == "text":
                     measure_text(part, suite)
                     continue
-                for configuration in chosen_configurations(name, options.configurations):
-                    outcome = asyncio.run(suite.run(configuration))
+                for configuration in chosen_configurations(name, options, suite.head):
+                    outcome = asyncio.run(suite.run(configuration, third_of(suite.cases) if configuration.kill else None))
                     part.add(describe(suite, outcome))
                     if not options.tiny:  # a random model may repeat nothing, and then ngram has nothing to say
                         wrong += unfulfilled(outcome)

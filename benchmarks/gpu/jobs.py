@@ -16,8 +16,8 @@ SECONDS: dict[str, dict[str, int]] = {
     "services": {"llama8b-unix": 90, "llama8b-tcp": 52, "llama8b-w1": 63, "smollm-unix": 35, "smollm-tcp": 16, "smollm-w1": 16, "smollm-w4": 17},
     "draft": {"alone": 15, "fixed": 150, "schedule": 130},
     "pareto": {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 140, "model-mixed": 100},
-    "two_gpus": {"placement": 180, "halves": 120, "lanes": 200},
-    "invariance": {"text": 39, "plain": 20, "drafters": 85, "faults": 95},
+    "two_gpus": {"placement": 175, "lanes": 105, "loss": 70},
+    "invariance": {"text": 39, "plain": 20, "drafters": 100, "faults": 65},
     "startup": {"cold": 44, "warm": 90},
     "variants": {"check": 55, "products": 30, "rows": 75, "draft": 110, "decode": 100, "smollm": 50},
     "draft_heads": {"eagle3": 240, "smollm": 160},
@@ -111,8 +111,9 @@ JOBS: dict[str, Job] = {
     "invariance": _bench("invariance", "plain", "drafters", "faults", "text", arguments=("--model", "{model}")),
     "startup": _bench("startup", "cold", "warm"),
     "kernels": _bench("kernels", "attention-check", "attention", "prefill", "layer-ops", "row-sampling"),
-    "two-placement": _bench("two_gpus", "placement", "halves"),
+    "two-placement": _bench("two_gpus", "placement"),
     "two-lanes": _bench("two_gpus", "lanes"),
+    "two-loss": _bench("two_gpus", "loss", arguments=("--model", "{model}")),
     "tests-kernels": _tests(150, "tests/engine/kernels"),
     "tests-graphs": _tests(
         100, "-m", "gpu", "tests/engine/graphs/test_backends.py", "tests/engine/graphs/test_cuda.py", "tests/engine/graphs/test_draft_runner.py"

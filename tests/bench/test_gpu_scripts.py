@@ -119,8 +119,19 @@ def test_startup(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_invariance(tmp_path: Path) -> None:
-    arguments = ["--prompts", "1", "--max-tokens", "12", "--configurations", "draft_model K=3"]
-    invariance.main([*TINY, "--out", str(tmp_path), "--only", "drafters", *arguments])
+    arguments = ["--prompts", "1", "--max-tokens", "24", "--configurations", "draft_model K=3", "head's drafter killed half-way"]
+    invariance.main([*TINY, "--out", str(tmp_path), "--only", "drafters", "faults", *arguments])
     [row] = results(tmp_path, "invariance-drafters")["rows"]
     assert row["accepted_tokens"] > 0
     assert row["diverged"] == row["unexplained"] == 0
+    [row] = results(tmp_path, "invariance-faults")["rows"]
+    assert row["draft_tokens"] > 0
+    assert row["drafter_losses"] == 1
+    assert row["diverged"] == 0
+
+
+def test_killing_runs_as_many_requests_as_fit_at_once() -> None:
+    requests = [invariance.Case(str(prompt), name, [], params) for name, params in invariance.SAMPLINGS.items() for prompt in range(12)]
+    chosen = invariance.third_of(requests)
+    assert [(one.sampling, one.prompt) for one in chosen] == [(name, prompt) for name in invariance.SAMPLINGS for prompt in ("0", "3", "6", "9")]
+    assert invariance.third_of(chosen) == chosen

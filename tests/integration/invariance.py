@@ -88,8 +88,7 @@ async def run(configuration: Configuration, fleet: Fleet, socket_dir: Path, case
     for start in range(0, len(cases), BATCH_SIZE):
         group = dict(enumerate(cases[start : start + BATCH_SIZE], start))
         async with AsyncExitStack() as resources:
-            names = [name for name in (*configuration.verifiers, *configuration.drafters) if name != "garbage"]
-            services = dict(zip(names, fleet.get(*names), strict=True))
+            services = dict(zip(configuration.services, fleet.get(*configuration.services), strict=True))
             addresses = {name: service.address for name, service in services.items()}
             if "garbage" in configuration.drafters:
                 server = await resources.enter_async_context(serve_drafter(socket_dir, build=lambda _: ScriptedMethod(Garbage())))

@@ -9,6 +9,7 @@ from typing import Any
 
 from specwire.config import DEFAULT_MODEL, DrafterConfig, VerifierConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.heads.kinds import open_head
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer
@@ -22,7 +23,11 @@ HEAD = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct-eagle3"
 MAX_PROMPT_TOKENS = 96
 MAX_MODEL_LEN = 192
 K_MAX = 8
+_K_HEAD = 5
+"""No configuration asks a head for more; a block of DSpark has seven drafts."""
 BATCH_SIZE = 12
+_MAX_NUM_SEQS = 16
+"""Of drafters with a model: as many as the verifiers have. On a GPU each size is a graph to capture at every start."""
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
     "T=0.7 top_p=0.95": SamplingParams(temperature=0.7, top_p=0.95),
@@ -65,6 +70,15 @@ class Configuration:
     preempts: bool = False
     accepts: bool = True
 
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Of the fleet."""
+        return tuple(name for name in (*self.verifiers, *self.drafters) if name != "garbage")
+
+    def has_head(self, method: str) -> bool:
+        """Whether a head of this method drafts, alone or in a list."""
+        return any(method in name.split(" and ") for name in self.drafters)
+
 
 def fleet_configs(
     model: str = DEFAULT_MODEL, noisy_model: Path | None = None, head: Path = HEAD, *, device: str = "cpu", dtype: str = "float32"
@@ -73,23 +87,27 @@ def fleet_configs(
 
     Args:
         noisy_model: the model with noise; None = made here and kept in the user's cache.
-        head: an EAGLE-3 head of the model, whose features all verifiers keep; that of the default model runs in the numbers that users get.
+        head: a draft head of the model, whose features all verifiers keep; that of the default model runs in the numbers that users get. Its
+            drafters have its method's name.
     """
+    method = head_method(head)
     verifier = VerifierConfig(
         model=model, device=device, dtype=dtype, num_threads=NUM_THREADS, max_model_len=MAX_MODEL_LEN, num_kv_blocks=256, features=(str(head),),
         speculative_config=SpeculativeConfig(num_speculative_tokens=K_MAX),
     )  # fmt: skip
     noisy = DrafterConfig(
-        device=device, dtype=dtype, num_threads=NUM_THREADS, kv_cache_memory=256 << 20, speculative_config=SpeculativeConfig.from_dict(
+        device=device, dtype=dtype, num_threads=NUM_THREADS, max_num_seqs=_MAX_NUM_SEQS, kv_cache_memory=256 << 20,
+        speculative_config=SpeculativeConfig.from_dict(
             {"method": "draft_model", "model": str(noisy_model or noisy_twin(resolve_model(model))), "num_speculative_tokens": K_MAX}
         ),
     )  # fmt: skip
     same = dataclasses.replace(
         noisy, speculative_config=SpeculativeConfig.from_dict({"method": "draft_model", "model": model, "num_speculative_tokens": K_MAX})
     )
-    eagle3 = DrafterConfig(
-        device=device, dtype="auto" if model == DEFAULT_MODEL else dtype, num_threads=NUM_THREADS, target_model=model, kv_cache_memory=256 << 20,
-        speculative_config=SpeculativeConfig.from_dict({"method": "eagle3", "model": str(head), "num_speculative_tokens": K_MAX}),
+    drafting_head = DrafterConfig(
+        device=device, dtype="auto" if model == DEFAULT_MODEL else dtype, num_threads=NUM_THREADS, target_model=model, max_num_seqs=_MAX_NUM_SEQS,
+        kv_cache_memory=256 << 20,
+        speculative_config=SpeculativeConfig.from_dict({"method": method, "model": str(head), "num_speculative_tokens": _K_HEAD}),
     )  # fmt: skip
     return {
         "verifier": verifier,
@@ -101,18 +119,28 @@ def fleet_configs(
         "noisy": noisy,
         "same": same,
         "mixed": dataclasses.replace(noisy, speculative_config=dataclasses.replace(noisy.speculative_config, method=("ngram", "draft_model"))),
-        "eagle3": eagle3,
-        "ngram and eagle3": dataclasses.replace(
-            eagle3, speculative_config=dataclasses.replace(eagle3.speculative_config, method=("ngram", "eagle3"))
+        method: drafting_head,
+        f"ngram and {method}": dataclasses.replace(
+            drafting_head, speculative_config=dataclasses.replace(drafting_head.speculative_config, method=("ngram", method))
         ),
     }
+
+
+def head_method(head: Path) -> str:
+    """Which method the checkpoint in a folder is for."""
+    return open_head(head)[0].method
 
 
 _ADAPTIVE = {"enable_adaptive_verification": True}
 
 
-def full_matrix() -> list[Configuration]:
-    """Every configuration that must not change a token."""
+def full_matrix(head: str = "eagle3") -> list[Configuration]:
+    """Every configuration that must not change a token.
+
+    Args:
+        head: method of the fleet's head.
+    """
+    both = f"ngram and {head}"
     return [
         Configuration("no drafter"),
         Configuration("no drafter, W=1", max_outstanding_rounds=1),
@@ -125,26 +153,26 @@ def full_matrix() -> list[Configuration]:
         Configuration("draft_model K=3", drafters=("noisy",), speculation=_k(3)),
         Configuration("draft_model K=8", drafters=("noisy",), speculation=_k(8)),
         Configuration("draft_model K=3, one by one", drafters=("noisy",), speculation=_k(3), waves=(1,)),
-        Configuration("eagle3 K=5", drafters=("eagle3",), speculation=_k(5)),
-        Configuration("eagle3 K=5, one by one", drafters=("eagle3",), speculation=_k(5), waves=(1,)),
-        Configuration("ngram and eagle3 K=5", drafters=("ngram and eagle3",), speculation=_k(5)),
+        Configuration(f"{head} K=5", drafters=(head,), speculation=_k(5)),
+        Configuration(f"{head} K=5, one by one", drafters=(head,), speculation=_k(5), waves=(1,)),
+        Configuration(f"{both} K=5", drafters=(both,), speculation=_k(5)),
         Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation=_k(5) | _ADAPTIVE),
         Configuration("adaptive, draft_model K=8", drafters=("noisy",), speculation=_k(8) | _ADAPTIVE),
-        Configuration("adaptive, eagle3 K=5", drafters=("eagle3",), speculation=_k(5) | _ADAPTIVE),
-        Configuration("adaptive, ngram and eagle3 K=5", drafters=("ngram and eagle3",), speculation=_k(5) | _ADAPTIVE),
+        Configuration(f"adaptive, {head} K=5", drafters=(head,), speculation=_k(5) | _ADAPTIVE),
+        Configuration(f"adaptive, {both} K=5", drafters=(both,), speculation=_k(5) | _ADAPTIVE),
         crossing_zero("noisy", (3, 3, 6), 8),
-        crossing_zero("eagle3", (3, 3, 6), 5, "schedule crossing K=0, eagle3"),
+        crossing_zero(head, (3, 3, 6), 5, f"schedule crossing K=0, {head}"),
         Configuration("garbage drafter K=5", drafters=("garbage",), speculation=_k(5), accepts=False),
         Configuration("drafter killed half-way", drafters=("noisy",), speculation=_k(3), kill="noisy"),
-        Configuration("head's drafter killed half-way", drafters=("eagle3",), speculation=_k(5), kill="eagle3"),
+        Configuration("head's drafter killed half-way", drafters=(head,), speculation=_k(5), kill=head),
         Configuration("two drafters", drafters=("noisy", "ngram"), speculation=_k(3)),
         Configuration("two drafters, one suffix", drafters=("noisy", "suffix"), speculation=_k(3)),
-        Configuration("two drafters, eagle3 and suffix", drafters=("eagle3", "suffix"), speculation=_k(3)),
+        Configuration(f"two drafters, {head} and suffix", drafters=(head, "suffix"), speculation=_k(3)),
         Configuration("two verifiers, one killed half-way", ("verifier", "second"), ("noisy",), _k(3), kill="second"),
-        Configuration("two verifiers, one killed half-way, eagle3", ("verifier", "second"), ("eagle3",), _k(3), kill="second"),
+        Configuration(f"two verifiers, one killed half-way, {head}", ("verifier", "second"), (head,), _k(3), kill="second"),
         Configuration("forced preemption, no drafter", ("scarce",), preempts=True),
         Configuration("forced preemption, draft_model K=3", ("scarce",), ("noisy",), _k(3), preempts=True),
-        Configuration("forced preemption, ngram and eagle3 K=3", ("scarce",), ("ngram and eagle3",), _k(3), preempts=True),
+        Configuration(f"forced preemption, {both} K=3", ("scarce",), (both,), _k(3), preempts=True),
     ]
 
 

@@ -126,12 +126,17 @@ class Fleet:
     def __init__(self, folder: Path, configs: dict[str, VerifierConfig | DrafterConfig]) -> None:
         self._services = {name: Service(dataclasses.replace(config, listen=(f"unix:{folder}/{name}",))) for name, config in configs.items()}
 
-    def get(self, *names: str) -> list[Service]:
-        """The services, ready. They start side by side."""
+    def start(self, *names: str) -> list[Service]:
+        """Starts those that do not run, side by side, and returns at once."""
         services = [self._services[name] for name in names]
         for service in services:
             if not service.is_running:
                 service.start()
+        return services
+
+    def get(self, *names: str) -> list[Service]:
+        """The services, ready. They start side by side."""
+        services = self.start(*names)
         for service in services:
             service.wait_ready()
         return services

@@ -7,9 +7,10 @@ import pytest
 from benchmarks.invariance import run_matrix
 from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
+from tests.heads.checkpoints import WRITERS
 
 from .invariance import check, compare, run, transformers_greedy
-from .matrix import Case, Configuration, crossing_zero, full_matrix, load_cases
+from .matrix import Case, Configuration, crossing_zero, fleet_configs, full_matrix, head_method, load_cases
 from .reference import Expected, OneTokenLoop
 from .stack import Fleet
 
@@ -54,6 +55,18 @@ def test_the_reference_is_what_transformers_generates(cases: list[Case], expecte
     for index, text in zip(greedy, texts, strict=True):
         difference = compare(cases[index], expected[index], text, expected[index].finish_reason)
         assert difference is None or difference.is_excused, difference
+
+
+@pytest.mark.parametrize("name", ["eagle3_speculators", "dspark_native"])
+def test_the_full_matrix_is_that_of_any_head(name: str, tmp_path: Path) -> None:
+    head = WRITERS[name](tmp_path / name).folder
+    method = head_method(head)
+    configurations = full_matrix(method)
+    assert {service for one in configurations for service in one.services} <= fleet_configs("a model", tmp_path, head).keys()
+    with_head = [one for one in configurations if one.has_head(method)]
+    assert len(with_head) == 10
+    assert all(one.has_head(method) == any(method in drafter for drafter in one.drafters) for one in configurations)
+    assert sum(bool(one.kill) for one in with_head) == 2
 
 
 @pytest.mark.slow
