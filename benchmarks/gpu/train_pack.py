@@ -18,7 +18,7 @@ def pack(results: Path, work: Path, folder: Path, served: Sequence[str]) -> None
 
     Args:
         results, work: of the training.
-        served: heads whose weights are wanted; of the others only figures are.
+        served: heads whose weights are wanted most; those of the others come behind all figures and drafts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("results.tar.*"):
@@ -28,7 +28,8 @@ def pack(results: Path, work: Path, folder: Path, served: Sequence[str]) -> None
     first = [path for path in wanted if path.suffix not in (_WEIGHTS, ".npz")]
     first += [path for path in weights if path.relative_to(results).parts[0] in served]
     then = sorted((path for path in wanted if path.suffix == ".npz"), key=lambda path: path.stat().st_size)
-    groups = [*[(path, path.relative_to(results.parent)) for path in (*first, *then)]]
+    rest = [path for path in weights if path not in first]
+    groups = [(path, path.relative_to(results.parent)) for path in (*first, *then, *rest)]
     answers = sorted((work / "answers").glob("*"))
     groups += [(path, Path("work") / path.relative_to(work)) for path in answers]
     content, left_out = _tar(groups)

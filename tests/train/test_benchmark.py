@@ -75,17 +75,10 @@ def test_categories_are_those_of_the_tables() -> None:
     assert [category(PromptLine(name, "", kind, 1.0)) for name, kind in names] == ["mt_bench", "mt_bench", "coding", "rag"]
 
 
-def test_heads_are_trained_counted_and_packed(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_heads_are_trained_counted_and_packed(tmp_path: Path) -> None:
     def run(seconds: float) -> int:
-        folders = {name: str(tmp_path / name) for name in ("work", "results", "out")}
-        return train_heads.main(
-            [
-                "--device", "cpu", "--model", str(target_folder), "--prompts", str(prompts), "--bench", str(prompts), "--work", folders["work"],
-                "--results", folders["results"], "--pack", folders["out"], "--seconds", str(seconds), "--num-steps", "4", "--scale", "0.01",
-                "--tokens-per-step", "400", "--max-answer-tokens", "16", "--max-prompt-tokens", "24", "--max-bench-tokens", "16",
-                "--num-bench-prompts", "6", "--recipes", "eagle3", "dspark", "eagle3-kl",
-            ]
-        )  # fmt: skip
+        folders = [part for name in ("work", "results", "pack") for part in (f"--{name}", str(tmp_path / name))]
+        return train_heads.main(["--device", "cpu", "--tiny", *folders, "--seconds", str(seconds), "--recipes", "eagle3", "dspark", "eagle3-kl"])
 
     assert run(0.1) == 3, "nothing fits"
     assert run(10_000) == 0
@@ -100,11 +93,12 @@ def test_heads_are_trained_counted_and_packed(target_folder: Path, prompts: Path
     before = (results / "eagle3" / "head" / "model.safetensors").stat().st_mtime_ns
     assert run(10_000) == 0
     assert (results / "eagle3" / "head" / "model.safetensors").stat().st_mtime_ns == before, "a second call finds all done"
-    [part] = (tmp_path / "out").iterdir()
+    [part] = (tmp_path / "pack").iterdir()
     with tarfile.open(part) as archive:
         names = archive.getnames()
     assert {f"results/{name}/head/README.md" for name in ("eagle3", "dspark", "eagle3-kl")} <= set(names)
-    assert [name for name in names if name.endswith(".safetensors")] == [f"results/{name}/head/model.safetensors" for name in ("dspark", "eagle3")]
+    weights = [f"results/{name}/head/model.safetensors" for name in ("dspark", "eagle3", "eagle3-kl")]
+    assert [name for name in names if name.endswith(".safetensors")] == weights, "those that are served come first"
     assert {"results/bench/answers.npz", "work/answers/part-00000.npz"} <= set(names)
 
 
