@@ -1,6 +1,6 @@
 """Runs the drafter-invariance matrix on the default model and writes what it found as JSON. Takes 20 minutes and more on 2 cores.
 
-python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...] [--head FOLDER] [--only-head]
+python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...] [--head FOLDER] [--only-head] [--jobs 2]
 """
 
 import argparse
@@ -9,7 +9,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.models.hashing import weights_hash
 from tests.integration.invariance import check, compare, run, transformers_greedy
-from tests.integration.matrix import HEAD, MAX_MODEL_LEN, fleet_configs, full_matrix, head_method, load_cases
+from tests.integration.matrix import HEAD, MAX_MODEL_LEN, Case, Configuration, fleet_configs, full_matrix, head_method, load_cases
 from tests.integration.noisy_model import ACCEPTANCE_RANGE, NOISE_SCALE
-from tests.integration.reference import OneTokenLoop
+from tests.integration.reference import Expected, OneTokenLoop
 from tests.integration.stack import NUM_THREADS, Fleet
 
 
@@ -32,14 +33,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of configurations; all if none is given")
     parser.add_argument("--head", type=Path, default=HEAD, help="folder of a draft head of the model")
     parser.add_argument("--only-head", action="store_true", help="configurations in which the head drafts, alone")
+    parser.add_argument("--jobs", type=int, default=1, help="configurations at once, each among services of its own")
     args = parser.parse_args()
-    report = run_matrix(args.prompts, args.max_tokens, args.only, args.head, only_head=args.only_head)
+    report = run_matrix(args.prompts, args.max_tokens, args.only, args.head, only_head=args.only_head, num_jobs=args.jobs)
     path = write_report("invariance" + (f"_{head_method(args.head)}" if args.only_head else ""), report, args.results)
     print(f"{path}: {json.dumps(report['total'])}")
 
 
 def run_matrix(
-    num_prompts: int = 12, max_tokens: int = 64, only: Sequence[str] = (), head: Path = HEAD, *, only_head: bool = False
+    num_prompts: int = 12, max_tokens: int = 64, only: Sequence[str] = (), head: Path = HEAD, *, only_head: bool = False, num_jobs: int = 1
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the configurations one after the other; raises AssertionError for the first one with a difference that nothing excuses."""
     started = time.monotonic()
@@ -50,26 +52,19 @@ def run_matrix(
     _say(started, f"reference: {sum(len(e.token_ids) for e in expected.values())} tokens of {len(cases)} requests")
     method = head_method(head)
     chosen = [c for c in full_matrix(method) if (not only or c.name in only) and (c.has_head(method) or not only_head)]
-    results = []
-    with tempfile.TemporaryDirectory(prefix="sw-") as sockets:
-        fleet = Fleet(Path(sockets), fleet_configs(head=head))
-        try:
-            for configuration in chosen:
-                outcome = asyncio.run(run(configuration, fleet, Path(sockets), cases, expected))
-                results.append(outcome.to_json())
-                _say(started, json.dumps(results[-1]))
-                check(outcome)
-        finally:
-            fleet.stop()
+    with get_context("spawn").Pool(num_jobs) as pool:
+        arguments = [(chosen[first::num_jobs], cases, expected, head, started) for first in range(num_jobs)]
+        found = {result["configuration"]: result for share in pool.starmap(run_share, arguments, chunksize=1) for result in share}
+    results = [found[configuration.name] for configuration in chosen]
     drafted = [result for result in results if result["configuration"].startswith("draft_model")]
     for result in drafted:
         assert ACCEPTANCE_RANGE[0] <= result["first_draft_acceptance"] <= ACCEPTANCE_RANGE[1], f"the noise does not fit: {result}"
     greedy = [index for index, case in enumerate(cases) if case.params.is_greedy]
     texts = transformers_greedy(folder, [cases[index] for index in greedy])
     differences = [compare(cases[i], expected[i], text, expected[i].finish_reason) for i, text in zip(greedy, texts, strict=True)]
-    found = [difference for difference in differences if difference is not None]
-    assert all(difference.is_excused for difference in found), f"transformers generates other tokens: {found[0]}"
-    _say(started, f"transformers: {len(greedy)} greedy texts, {len(found)} excused differences")
+    excused = [difference for difference in differences if difference is not None]
+    assert all(difference.is_excused for difference in excused), f"transformers generates other tokens: {excused[0]}"
+    _say(started, f"transformers: {len(greedy)} greedy texts, {len(excused)} excused differences")
     return {
         "what": "token ids of each configuration against a one-token loop through the engine, in float32",
         "duration_s": round(time.monotonic() - started),
@@ -83,7 +78,7 @@ def run_matrix(
             "tokens": sum(len(e.token_ids) for e in expected.values()),
             "near_ties": sum(margin.is_near_tie for e in expected.values() for margin in e.margins),
         },
-        "transformers_greedy": {"requests": len(greedy), "differences_excused": len(found), "differences": 0},
+        "transformers_greedy": {"requests": len(greedy), "differences_excused": len(excused), "differences": 0},
         "configurations": results,
         "total": {
             "configurations": len(results),
@@ -92,6 +87,24 @@ def run_matrix(
             "differences": sum(result["differences"] for result in results),
         },
     }
+
+
+def run_share(
+    share: Sequence[Configuration], cases: Sequence[Case], expected: Mapping[int, Expected], head: Path, started: float
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Some of the configurations, one after the other; their rows of the report."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="sw-") as sockets:
+        fleet = Fleet(Path(sockets), fleet_configs(head=head))
+        try:
+            for configuration in share:
+                outcome = asyncio.run(run(configuration, fleet, Path(sockets), cases, expected))
+                results.append(outcome.to_json())
+                _say(started, json.dumps(results[-1]))
+                check(outcome)
+        finally:
+            fleet.stop()
+    return results
 
 
 def _say(started: float, text: str) -> None:
