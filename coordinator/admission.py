@@ -3,19 +3,18 @@
 import heapq
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError
-from specwire.messages import GenerateRequest, ServiceDescription
+from specwire.messages import GenerateRequest
 from specwire.policy.capacity import EngineDescription
 from specwire.speculative_acceptance import check_rates
 from specwire.token_ids import check_token_ids
 
 from .calibration import Calibration
 from .counters import Counters, DegradedLog
-from .peers import VerifierPeer
 from .room import find_preemptible, has_room
 from .sequence import Request, Sequence
 from .spans import open_spans
@@ -43,7 +42,6 @@ class Admission:
 
     Args:
         config: bounds the queue.
-        accept: what to do with a verifier that is reached: raises FailedPreconditionError if it can't be a lane.
         lane_changed: called when a lane has become ready or not.
         give_up: ends a sequence with an error.
 
@@ -56,12 +54,10 @@ class Admission:
     def __init__(
         self,
         config: CoordinatorConfig,
-        accept: Callable[[VerifierPeer, ServiceDescription], Awaitable[None]],
         lane_changed: Callable[[], None],
         give_up: Callable[[Sequence, SpecwireError], None],
     ) -> None:
         self.config = config
-        self.accept = accept
         self.lane_changed = lane_changed
         self.description: EngineDescription | None = None
         self.calibration: Calibration | None = None

@@ -9,31 +9,29 @@ from functools import partial
 
 from specwire.config import CoordinatorConfig
 from specwire.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, SpecwireError, UnavailableError
-from specwire.messages import CanaryAction, FinishReason, GenerateRequest, ServiceDescription, TokenizerSpec, VariantStatus
+from specwire.messages import CanaryAction, FinishReason, GenerateRequest, TokenizerSpec, VariantStatus
 from specwire.policy.calibration import CalibrationStatistics
-from specwire.policy.capacity import EngineDescription, describe_engine
-from specwire.policy.effective import EffectiveSetting, effective_speculation
-from specwire.tokenizer import Tokenizer
+from specwire.policy.capacity import EngineDescription
+from specwire.policy.effective import EffectiveSetting
 
 from .admission import Admission, check_request
 from .balance import Balancer
-from .calibration import check_acceptance, need_calibration
-from .canary import check_adaptive, set_canary
+from .canary import set_canary
 from .counters import Counters
 from .discovery import Resolver, resolve_host
 from .ending import end_sequence, fail_request, progress_of
 from .fleet import Fleet
 from .integrity import check_integrity
 from .lane import Lane
-from .limits import check_lane
 from .loop import step
 from .metrics import Metrics
-from .peers import DrafterFactory, VerifierFactory, VerifierPeer, answer_in_time
+from .peers import DrafterFactory, VerifierFactory
 from .readiness import Readiness, ReadinessWatch
 from .rpc import GrpcDrafter, GrpcVerifier
 from .sequence import Request, Sequence
 from .sink import Sink
 from .stop import StopRules
+from .target import Target
 from .variants import Variants
 
 logger = logging.getLogger(__name__)
@@ -57,9 +55,6 @@ class Engine:
         config: addresses and limits.
         connect_verifier, connect_drafter: make a peer.
         resolve: looks host names up.
-
-    Attributes:
-        speculation: the configuration of speculation in effect; empty until a verifier was reached.
     """
 
     def __init__(
@@ -72,13 +67,14 @@ class Engine:
         if not config.verifiers:
             raise FailedPreconditionError("no verifier is configured; name at least one with --verifiers host:port")
         self._config = config
-        self._admission = Admission(config, self._accept, self._lane_changed, self._give_up)
-        self._fleet = Fleet(config, self._admission, connect_verifier, connect_drafter, resolve, lambda runner: runner.run(step))
+        self._admission = Admission(config, self._lane_changed, self._give_up)
         self._requests: set[Request] = set()
+        self._fleet = Fleet(
+            config, self._admission, connect_verifier, connect_drafter, resolve, lambda runner: runner.run(step, self._target.accept)
+        )  # fmt: skip
+        self._target = Target(config, self._admission, self._fleet, lambda: len(self._requests))
         self._num_arrivals = 0
-        self.speculation: tuple[EffectiveSetting, ...] = ()
         self._balancing: asyncio.Task[None] | None = None
-        self._tokenizer: Tokenizer | None = None
         self._is_stopping = False
         self._readiness = ReadinessWatch(config.verifier_wait_s, self._waited_too_long)
         self._idle_event = asyncio.Event()
@@ -90,7 +86,16 @@ class Engine:
 
     @property
     def tokenizer(self) -> TokenizerSpec | None:
-        return None if self._tokenizer is None else self._tokenizer.to_spec()
+        return None if self._target.tokenizer is None else self._target.tokenizer.to_spec()
+
+    @property
+    def speculation(self) -> tuple[EffectiveSetting, ...]:
+        """The configuration of speculation in effect; empty until a verifier was reached."""
+        return self._target.speculation
+
+    def watch_model(self, tell: Callable[[], None]) -> None:
+        """Has `tell` called whenever another model has taken the place of the one that was served. No request is live then."""
+        self._target.on_change.append(tell)
 
     @property
     def counters(self) -> Counters:
@@ -147,7 +152,7 @@ class Engine:
         """
         engine = await self._fleet.start()
         if engine is not None:
-            self._adopt(engine)
+            self._target.adopt(engine)
         self._balancing = asyncio.create_task(Balancer(self._admission).run())
         self._lane_changed()
 
@@ -170,8 +175,7 @@ class Engine:
             self._balancing.cancel()
         await self._fleet.stop()
         self._readiness.stop()
-        if self._admission.calibration is not None:
-            await self._admission.calibration.stop()
+        await self._target.stop()
         await asyncio.to_thread(self._admission.telemetry.close)
 
     def submit(self, message: GenerateRequest, sink: Sink, on_end: Callable[[int], None] | None = None) -> RequestHandle:
@@ -185,10 +189,10 @@ class Engine:
             ResourceExhaustedError: the queue is full.
             UnavailableError: no verifier is there, or the coordinator is shutting down.
         """
-        readiness, engine = self.ready, self.description
+        readiness, engine, tokenizer = self.ready, self.description, self._target.tokenizer
         if not readiness.is_ready or engine is None:
             raise UnavailableError(f"not serving: {readiness.reason}; try again later")
-        max_len = check_request(message, engine, has_tokenizer=self._tokenizer is not None)
+        max_len = check_request(message, engine, has_tokenizer=tokenizer is not None)
         sampling = message.sampling
         self._admission.check_room(sampling.n)
         self._num_arrivals += 1
@@ -200,7 +204,7 @@ class Engine:
             message = dataclasses.replace(message, variant="")  # to its peers all are alike
         request = Request(message, sink, self._num_arrivals, noise_key, ended, is_synthetic=is_synthetic, variant=variant)
         for choice in range(sampling.n):
-            rules = StopRules(sampling, engine.verifier.eos_token_ids, len(message.prompt_token_ids), engine.max_model_len, self._tokenizer)
+            rules = StopRules(sampling, engine.verifier.eos_token_ids, len(message.prompt_token_ids), engine.max_model_len, tokenizer)
             request.sequences.append(Sequence(request, choice, rules, max_len, engine.num_speculative_tokens))
         if message.timeout_ms is not None:
             request.deadline = asyncio.get_running_loop().call_later(message.timeout_ms / 1000, self._expire, request)
@@ -220,9 +224,7 @@ class Engine:
     def set_canary(self, action: CanaryAction, share: float, config: str) -> tuple[VariantStatus, ...]:
         """Starts, changes or ends the canary; see coordinator.canary.set_canary."""
         answer = set_canary(self._admission, action, share, config)
-        assert self.description is not None, "a canary is only of an engine that is described"
-        in_effect = dataclasses.replace(self._config, speculative_config=self.variants.speculative)
-        self.speculation = tuple(effective_speculation(in_effect, self.description))
+        self._target.describe_speculation()
         return answer
 
     def check_integrity(self) -> None:
@@ -230,34 +232,6 @@ class Engine:
         check_integrity(self._admission, self._requests)
 
     # --- peers ---
-
-    async def _accept(self, peer: VerifierPeer, description: ServiceDescription) -> None:
-        """Raise FailedPreconditionError unless a verifier that was reached can be a lane; the first one decides what the others must match."""
-        if self.description is None:
-            self._adopt(describe_engine(self._config, [description]))
-        assert self.description is not None, "a description was just adopted"
-        if self._admission.calibration is not None:
-            check_acceptance(description)
-        check_lane(self.description, description)
-        if self._tokenizer is None and description.tokenizer_fingerprint:
-            self._tokenizer = await asyncio.to_thread(Tokenizer, await answer_in_time(peer.get_tokenizer(), "GetTokenizer"))
-
-    def _adopt(self, engine: EngineDescription) -> None:
-        if self._config.canary_config:
-            check_adaptive(self._admission, self._config.canary_config, engine)
-            self.variants.start(self._config.canary_share, self._config.canary_config, engine)
-        self._admission.description = engine
-        logger.info(
-            "the model is %s: at most %d tokens a sequence, %d sequences and %d tokens a round, K by batch size %s",
-            engine.model_id, engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens, engine.schedule_ranges,
-        )  # fmt: skip
-        for reason in engine.reasons:
-            logger.info("clipped: %s", reason)
-        self.speculation = tuple(effective_speculation(self._config, engine))
-        logger.info("speculation: %s", ", ".join(f"{setting.key} {setting.value}" for setting in self.speculation))
-        if self.variants.is_adaptive and engine.num_speculative_tokens:
-            need_calibration(self._admission, engine)
-        self._fleet.connect_drafters()
 
     def _lane_changed(self) -> None:
         has_verifier = any(lane.is_ready for lane in self.lanes)

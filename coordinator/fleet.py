@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 
 from specwire.config import CoordinatorConfig
+from specwire.errors import FailedPreconditionError
 from specwire.messages import Hello
 from specwire.policy.capacity import EngineDescription
 
@@ -14,6 +15,7 @@ from .discovery import Discovery, Resolver
 from .drafters import Drafter
 from .lane import Lane
 from .lane_runner import LaneRunner
+from .limits import check_drafter
 from .link import DraftLink
 from .peers import DrafterFactory, VerifierFactory, VerifierPeer
 from .probe import probe_peers
@@ -104,6 +106,17 @@ class Fleet:
                 for link in lane.links:
                     if link not in self._running:
                         self._running[link] = self._spawn(link.run())
+
+    def check_drafters(self) -> None:
+        """Hangs up on drafters that do not match what is served any more."""
+        engine = self._admission.description
+        assert engine is not None, "drafters are connected once a verifier is known"
+        for link in [link for lane in self._admission.lanes for link in lane.links]:
+            try:
+                if link.is_connected and link.drafter.description is not None:
+                    check_drafter(engine, link.drafter.description)
+            except FailedPreconditionError as error:
+                link.refuse(error)
 
     async def stop(self) -> None:
         """Disconnects from all peers."""

@@ -42,6 +42,7 @@ class Lane:
         is_ready: connected, and takes rounds; reason: why not.
         is_draining: connected, but the verifier is about to stop: what is in flight is still answered.
         instance_id: of the verifier that it is connected to, or about to be; empty without one.
+        described: the verifier that was there last, refused or not; None before the first.
         running: its sequences in the order in which they were placed.
         in_flight: rounds that are not answered.
         is_lockstep: the last round carried drafts, so that nothing can follow it before its answer, or only the other half batch.
@@ -67,6 +68,7 @@ class Lane:
         self.is_ready = False
         self.is_draining = False
         self.instance_id = ""
+        self.described: ServiceDescription | None = None
         self.reason = "not connected yet"
         self.running: dict[Sequence, None] = {}
         self.in_flight: deque[Round] = deque()
@@ -195,10 +197,10 @@ class Lane:
 
     # --- connection ---
 
-    def expect(self, instance_id: str) -> None:
-        """It is about to be connected to this verifier. Raises FailedPreconditionError if that is another lane's, too."""
-        check_instance(instance_id, (lane for lane in self.admission.lanes if lane is not self))
-        self.instance_id = instance_id
+    def expect(self, verifier: ServiceDescription) -> None:
+        """It is about to be connected to this one. Raises FailedPreconditionError if that is another lane's, too."""
+        check_instance(verifier.instance_id, (lane for lane in self.admission.lanes if lane is not self))
+        self.instance_id, self.described = verifier.instance_id, verifier
 
     def begin(self, session: int, stream: VerifyStream, description: ServiceDescription, welcome: Welcome, max_outstanding_rounds: int) -> None:
         """Takes rounds from now on, over a stream whose welcome was taken; with an accepted verifier, which sets what a round may hold.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from specwire.errors import InternalError, SpecwireError
-from specwire.messages import Hello, VerifyRound
+from specwire.messages import Hello, ServiceDescription, VerifyRound
 
 from .backoff import Backoff
 from .balance import let_go
@@ -12,6 +12,9 @@ from .lane import Lane
 from .peers import VerifierPeer, answer_in_time, greet
 
 logger = logging.getLogger(__name__)
+
+Accept = Callable[[Lane, VerifierPeer, ServiceDescription], Awaitable[None]]
+"""Raises FailedPreconditionError if a verifier that was reached can't be a lane."""
 
 
 class LaneRunner:
@@ -28,13 +31,13 @@ class LaneRunner:
         self._hello = hello
         self._session = 0
 
-    async def run(self, step: Callable[[Lane], Awaitable[None]]) -> None:
+    async def run(self, step: Callable[[Lane], Awaitable[None]], accept: Accept) -> None:
         """Connects and steps; cancelled from outside."""
         lane, backoff = self._lane, Backoff()
         try:
             while True:
                 try:
-                    await self._connect()
+                    await self._connect(accept)
                     first_round = lane.next_round
                     while not lane.is_draining or lane.in_flight:
                         if lane.leaving:
@@ -53,11 +56,11 @@ class LaneRunner:
             lane.hang_up()
             await self._peer.close()
 
-    async def _connect(self) -> None:
+    async def _connect(self, accept: Accept) -> None:
         lane, hello = self._lane, self._hello
         description = await answer_in_time(self._peer.describe(), "Describe")
-        lane.expect(description.instance_id)
-        await lane.admission.accept(self._peer, description)
+        lane.expect(description)
+        await accept(lane, self._peer, description)
         stream = self._peer.open_stream()
         self._session += 1
         try:

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 def check_lane(description: EngineDescription, verifier: ServiceDescription) -> None:
     """Raise FailedPreconditionError unless a verifier can take any sequence that was or will be admitted."""
-    try:
-        check_match(description.verifier, verifier)
-    except FailedPreconditionError as error:
-        raise FailedPreconditionError(f"{error}; where it is meant to be another model now, restart the coordinator") from None
+    check_match(description.verifier, verifier)
     blocks_len = verifier.num_blocks * verifier.block_size if verifier.num_blocks else verifier.max_model_len
     for name, ours, theirs in (
         ("max_model_len", description.max_model_len, verifier.max_model_len),
@@ -26,9 +23,7 @@ def check_lane(description: EngineDescription, verifier: ServiceDescription) -> 
         ("max_num_draft_tokens", description.num_speculative_tokens, verifier.max_num_draft_tokens),
     ):
         if theirs < ours:
-            raise FailedPreconditionError(
-                f"its {name} is {theirs}, but requests were admitted for {ours}; raise it there, or restart the coordinator to clip to it"
-            )
+            raise FailedPreconditionError(f"its {name} is {theirs}, but requests were admitted for {ours}; raise it there")
 
 
 def check_instance(instance_id: str, lanes: "Iterable[Lane]") -> None:

@@ -65,6 +65,7 @@ class DraftLink:
         self.asked = AskedRound(self._miss, self._give_up)
         self.draft_ms = 0.0
         self._patience = asyncio.timeout(None)
+        self._refusal: SpecwireError | None = None
         self.reason = "not connected yet"
         self._closes: list[SlotRef] = []
         self._unopened: list[DraftSlot] = []
@@ -161,7 +162,7 @@ class DraftLink:
                 except SpecwireError as error:
                     self._lose(error)
                 except TimeoutError:
-                    self._lose(UnavailableError("it still does not answer what it was asked for; the stream starts over"))
+                    self._lose(self._refusal or UnavailableError("it still does not answer what it was asked for; the stream starts over"))
                 except Exception as error:
                     logger.exception("drafter %s: a fault in its link", self.drafter.address)
                     self._lose(InternalError(f"{type(error).__name__}: {error}"))
@@ -196,6 +197,12 @@ class DraftLink:
         self.lane.wake()
         logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
 
+    def refuse(self, error: SpecwireError) -> None:
+        """Ends a stream to a drafter that does not match any more."""
+        self._refusal, self.is_usable = error, False
+        if not self.is_draining:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
     async def _receive(self) -> DraftResult:
         assert self._stream is not None, "a connected link has a stream"
         return await self._stream.receive()
@@ -225,6 +232,7 @@ class DraftLink:
             self._stream.close()
             self._stream = None
         self.is_connected = self.is_usable = self.is_late = self.is_awaited = self.is_draining = False
+        self._refusal = None
         for place in list(self.slots.values()):
             self.close_slot(place)
             lane.pins.look(place.sequence)
@@ -259,6 +267,8 @@ class DraftLink:
 
     def _on_reply(self, result: DraftResult) -> None:
         counters = self.lane.counters
+        if self._refusal is not None:
+            raise self._refusal
         if result.draining and result.round:
             raise InternalError(f"it says that it is about to stop in the answer to round {result.round}, not in a message of its own")
         if result.draining:

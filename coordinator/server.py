@@ -21,11 +21,12 @@ from specwire.wire.status import pack_canary_answer, pack_status, unpack_canary
 from .api_keys import KeyRing, Tenant
 from .engine import Engine
 from .status import describe_status
-from .stream import BatchResult, BatchStream, RequestStream, SessionStream, Submitter
+from .stream import SHUTTING_DOWN, BatchResult, BatchStream, RequestStream, SessionStream, Submitter
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specwire.v1.CoordinatorService"
+_ANOTHER_MODEL = "the coordinator serves another model now; connect again, and encode text with the tokenizer that it serves then"
 Update = TypeVar("Update", covariant=True)
 Response = TypeVar("Response")
 
@@ -58,7 +59,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._max_in_flight = max(1, config.max_queue // 2)
         self._stall_s = config.client_stall_s
         self._sessions: set[SessionStream] = set()
+        self._batches: set[BatchStream] = set()
         self._tokenizer: tuple[TokenizerSpec, pb.GetTokenizerResponse] | None = None
+        engine.watch_model(lambda: self.drain(_ANOTHER_MODEL))
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.GenerateResponse]:
         self._count("generate", context)
@@ -100,6 +103,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             except SpecwireError as refusal:
                 requests.append(refusal)
         batch = BatchStream(engine, requests, self._max_in_flight)
+        self._batches.add(batch)
+        context.add_done_callback(lambda _: self._batches.discard(batch))  # type: ignore[arg-type]  # grpc-stubs' type takes no function
         async for response in self._respond("batch", batch, self._pack_result, context):
             yield response
 
@@ -124,10 +129,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self._keys.check_operator(context.invocation_metadata() or ())
         return pack_canary_answer(self._engine.set_canary(*unpack_canary(request)))
 
-    def drain(self) -> None:
-        """Sessions take no further requests and end with the last one they have."""
+    def drain(self, reason: str) -> None:
+        """Sessions and batches that are open begin no further requests and end with the last one they have."""
         for session in self._sessions:
-            session.drain()
+            session.drain(reason)
+        for batch in self._batches:
+            batch.drain(reason)
 
     def _count(self, kind: str, context: grpc.aio.ServicerContext) -> None:
         """Counts a call that begins, and its end."""
@@ -237,7 +244,7 @@ class CoordinatorServer:
 
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING; running requests get grace_s to end, idle sessions end at once."""
-        self._servicer.drain()
+        self._servicer.drain(SHUTTING_DOWN)
         await self._server.stop(grace_s)
 
 

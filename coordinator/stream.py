@@ -25,7 +25,7 @@ from .sink import Sink
 _MAX_STREAM_ID = 2**63 - 1
 _MAX_UNREAD = 512
 """Streams and refusals with something to read, above which nothing more is taken from a session's client."""
-_SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
+SHUTTING_DOWN = "the coordinator is shutting down; connect again, or to another one"
 
 
 class Submitter(Protocol):
@@ -87,7 +87,7 @@ class SessionStream:
         self._refused: list[SessionEvent] = []
         self._has_room = asyncio.Event()
         self._input_has_ended = False
-        self._is_draining = False
+        self._draining = ""
         self._failure: Exception | None = None
 
     def start(self, stream_id: int, request: GenerateRequest) -> None:
@@ -99,8 +99,8 @@ class SessionStream:
             ResourceExhaustedError: it has too many unfinished requests.
             SpecwireError: the engine refused the request.
         """
-        if self._is_draining:
-            raise UnavailableError(_SHUTTING_DOWN)
+        if self._draining:
+            raise UnavailableError(self._draining)
         if stream_id > _MAX_STREAM_ID:
             raise InvalidArgumentError(f"stream id {stream_id} is above {_MAX_STREAM_ID}; count stream ids from 1")
         if stream_id in self._live:
@@ -134,13 +134,13 @@ class SessionStream:
         self._failure = failure
         self._wake.set()
 
-    def drain(self) -> None:
+    def drain(self, reason: str) -> None:
         """Refuses further starts; `updates` raises UnavailableError once all requests have ended."""
-        self._is_draining = True
+        self._draining = reason
         self._wake.set()
 
     def close(self) -> None:
-        self._is_draining = True
+        self._draining = self._draining or SHUTTING_DOWN
         for handle in list(self._live.values()):
             handle.cancel()
 
@@ -152,8 +152,8 @@ class SessionStream:
                 raise self._failure
             if not self._live and self._input_has_ended:
                 return
-            if not self._live and self._is_draining:
-                raise UnavailableError(_SHUTTING_DOWN)
+            if not self._live and self._draining:
+                raise UnavailableError(self._draining)
             await self._wake.wait()
             self._wake.clear()
 
@@ -207,6 +207,11 @@ class BatchStream:
         self._results: deque[BatchResult] = deque()
         self._num_choices: dict[int, int] = {}  # of requests that were submitted or refused, until their results are sent
         self._num_in_flight = 0
+        self._draining = ""
+
+    def drain(self, reason: str) -> None:
+        """What was not submitted yet fails with UnavailableError."""
+        self._draining = reason
 
     def close(self) -> None:
         self._waiting.clear()
@@ -236,6 +241,8 @@ class BatchStream:
             try:
                 if isinstance(request, SpecwireError):
                     raise request
+                if self._draining:
+                    raise UnavailableError(self._draining)
                 sink = RequestSink(num_choices, partial(self._add_result, index), whole=True)
                 self._live[index] = self._engine.submit(request, sink)
             except SpecwireError as error:

@@ -143,6 +143,9 @@ class ScriptedEngine:
         self.ready = Readiness(is_ready, reason)
         self._changed.set()
 
+    def watch_model(self, tell: Callable[[], None]) -> None:
+        """It never changes."""
+
     async def readiness_changed(self) -> None:
         await self._changed.wait()
         self._changed.clear()

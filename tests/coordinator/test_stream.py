@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from coordinator.stream import RequestStream, SessionStream
+from coordinator.stream import SHUTTING_DOWN, RequestStream, SessionStream
 from specwire.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason, GenerateRequest, TokenLogprobs, Usage
 from specwire.pending import RequestSink
@@ -223,7 +223,7 @@ async def test_close_cancels_everything_and_is_idempotent(paused: ScriptedEngine
 async def test_a_drained_session_refuses_starts_and_ends_with_its_last_request(engine: ScriptedEngine) -> None:
     session = SessionStream(engine, MANY_BYTES, MANY_REQUESTS)
     session.start(1, request(max_tokens=20))
-    session.drain()
+    session.drain(SHUTTING_DOWN)
     with pytest.raises(UnavailableError, match="shutting down"):
         session.start(2, request())
     updates, gathered = session.updates(), Gathered()
