@@ -15,6 +15,7 @@ from specwire import errors
 from specwire.addresses import check_free, is_local
 from specwire.channel import MarkedChannel, Metadata
 from specwire.messages import ServiceDescription
+from specwire.rpc_options import KEEPALIVE_MS, PEER_KEEPALIVE_MS, channel_options, connection_limit, server_options
 from specwire.statuses import ErrorInterceptor, error_from_rpc, hide_disconnects
 from specwire.tls import ServerCertificates, ServerTls, TlsOptions, channel_credentials
 from specwire.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
@@ -24,41 +25,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 _DESCRIBE_TIMEOUT_S = 10.0
-_MAX_METADATA_BYTES = 8 << 10
-"""Of one call's headers; gRPC itself refuses more with RESOURCE_EXHAUSTED."""
-_KEEPALIVE_MS = 20_000, 10_000
-"""Silence until a ping is sent, and until the connection is given up: a host that vanished closes no socket."""
-_PEER_KEEPALIVE_MS = 3_000, 5_000
-"""The same from the coordinator to its verifiers and drafters: a lost replica must be noticed within 10 s."""
-HOLDER_KEEPALIVE_MS = 2_000, 2_500
-"""The same from a verifier to the coordinator that holds it: 5 s after that is gone, another one may come."""
-
-
-def channel_options(max_message_bytes: int, keepalive_ms: tuple[int, int] = _KEEPALIVE_MS) -> list[tuple[str, int]]:
-    """Options of a channel whose messages may have max_message_bytes either way; reconnects wait at most a second."""
-    return [
-        *_message_limits(max_message_bytes),
-        *_keepalive(keepalive_ms),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        # In spite of its name this is how long one attempt may take: a busy peer's loop can need more than the backoff.
-        ("grpc.min_reconnect_backoff_ms", 2_000),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-        # Channels of one process to one address must not share a connection: each stream keeps its own flow control.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-
-
-def server_options(max_message_bytes: int, keepalive_ms: tuple[int, int] = _KEEPALIVE_MS) -> list[tuple[str, int]]:
-    """Options of a server whose messages may have max_message_bytes either way; it takes the keepalive pings of channels that idle."""
-    return [
-        *_message_limits(max_message_bytes),
-        *_keepalive(keepalive_ms),
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
 
 
 def open_channel(
@@ -105,7 +71,7 @@ def _channel_arguments(
     address: str, max_message_bytes: int, server_name: str, tls: TlsOptions | None, *, is_peer: bool
 ) -> tuple[list[tuple[str, int | str]], grpc.ChannelCredentials | None]:
     """Options and, with TLS, credentials."""
-    options: list[tuple[str, int | str]] = [*channel_options(max_message_bytes, _PEER_KEEPALIVE_MS if is_peer else _KEEPALIVE_MS)]
+    options: list[tuple[str, int | str]] = [*channel_options(max_message_bytes, PEER_KEEPALIVE_MS if is_peer else KEEPALIVE_MS)]
     if server_name:
         options.append(("grpc.default_authority", server_name))
     if tls is None or address.startswith("unix:"):
@@ -141,7 +107,7 @@ class Server:
         service_names: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-        keepalive_ms: tuple[int, int] = _KEEPALIVE_MS,
+        keepalive_ms: tuple[int, int] = KEEPALIVE_MS,
         tls: ServerTls | None = None,
         *,
         has_keys: bool = False,
@@ -151,7 +117,7 @@ class Server:
         self.certificates = None if tls is None else ServerCertificates(tls)
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],
-            options=server_options(max_message_bytes, keepalive_ms),
+            options=server_options(max_message_bytes, keepalive_ms, connection_limit(len(addresses))),
         )
         self._addresses = tuple(addresses)
         self._service_names = tuple(service_names)
@@ -265,18 +231,3 @@ async def wait_for_stop_signal() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-
-
-def _keepalive(keepalive_ms: tuple[int, int]) -> list[tuple[str, int]]:
-    time_ms, timeout_ms = keepalive_ms
-    return [
-        ("grpc.keepalive_time_ms", time_ms),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        # gRPC also pings to measure bandwidth. While such a ping is unanswered, for a minute by default, no keepalive ping is sent.
-        ("grpc.http2.ping_timeout_ms", timeout_ms),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
-def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
-    return [("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", max_message_bytes)]

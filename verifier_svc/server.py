@@ -12,7 +12,8 @@ import grpc
 
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError, UnsupportedError
 from specwire.messages import VerifyResult, VerifyRound
-from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, HOLDER_KEEPALIVE_MS, Server
+from specwire.rpc import DEFAULT_MAX_MESSAGE_BYTES, Server
+from specwire.rpc_options import HOLDER_KEEPALIVE_MS
 from specwire.tls import ServerTls
 from specwire.tracing import Tracer
 from specwire.v1 import verifier_pb2 as pb
