@@ -8,24 +8,14 @@ from specwire.config import DrafterConfig
 from specwire.engine.graphs.draft_runner import DraftTokens
 from specwire.engine.sampling.draft import DraftSamples
 from specwire.engine.sampling.proposal import ProposedDrafts
-from specwire.errors import UnsupportedError
 from specwire.proposals import MAX_CANDIDATES, RowProposals
 
 
 def wanted_candidates(config: DrafterConfig) -> int:
-    """Tokens that a model's drafts are drawn from, with private noise, for the ratio test; 0: drafts are drawn with the target's noise.
-
-    Raises:
-        UnsupportedError: the device has no private noise.
-    """
+    """Tokens that a model's drafts are drawn from, with private noise, for the ratio test; 0: drafts are drawn with the target's noise."""
     spec = config.speculative_config
     if spec.rejection_sample_method != "probabilistic" or spec.draft_sample_method == "greedy":
         return 0
-    if config.device.startswith("cuda"):
-        raise UnsupportedError(
-            f"rejection_sample_method is probabilistic and device is {config.device}, but captured drafting has no private noise; use "
-            "rejection_sample_method strict, draft_sample_method greedy, or device cpu"
-        )
     return MAX_CANDIDATES
 
 

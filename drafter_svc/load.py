@@ -41,7 +41,6 @@ def load_draft_model(config: DrafterConfig, phases: Phases | None = None) -> Dra
     """
     spec, phases = config.speculative_config, phases or Phases()
     assert spec.model is not None, "a configuration with method draft_model names its model"
-    wanted_candidates(config)  # what can't be drafted is said before weights are loaded
     set_num_threads(config.num_threads)
     check_device(config.device)
     with phases.phase("files"):

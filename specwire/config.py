@@ -4,9 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeVar
 
-from specwire.config_fields import check_fields, flag_name, format_value, option
+from specwire.config_fields import MAX_NUM_SEQS, check_fields, flag_name, format_value, option
+from specwire.config_pairs import check_canary, check_drafter, check_half_batches, check_verifier
 from specwire.errors import InvalidArgumentError
-from specwire.number_formats import FORMAT_DTYPES, check_formats
+from specwire.number_formats import FORMAT_DTYPES
 from specwire.speculative_config import SpeculativeConfig
 
 Config = TypeVar("Config")
@@ -49,7 +50,7 @@ class VerifierConfig:
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the model; 0 = all cores", low=0, high=1024)
     max_model_len: int = option(0, "longest sequence in tokens; 0 = the model's context", low=0)
-    max_num_seqs: int = option(16, "most sequences open at once", low=1)
+    max_num_seqs: int = option(16, "most sequences open at once", low=1, high=MAX_NUM_SEQS)
     max_num_batched_tokens: int = option(512, "most tokens in one round", low=1)
     gpu_memory_utilization: float = option(0.9, _UTILIZATION, low=0.01, high=1)
     kv_cache_memory: int = option(0, "bytes for the paged KV cache; 0 = what gpu_memory_utilization leaves, on a CPU 1 GiB", low=0, high=_MAX_BYTES)
@@ -81,7 +82,7 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_tls(self)
-        check_formats(self.weights, self.dtype, self.device)
+        check_verifier(self.weights, self.dtype, self.device, self.speculative_config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class DrafterConfig:
     weights: str = option("auto", _WEIGHTS, pattern=_FORMATS)
     device: str = option("cpu", "cpu or cuda", pattern=_DEVICES)
     num_threads: int = option(0, "CPU threads of the draft model; 0 = all cores", low=0, high=1024)
-    max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1)
+    max_num_seqs: int = option(64, "most sequences open at once, over all lanes", low=1, high=MAX_NUM_SEQS)
     prefill_chunk: int = option(
         256,
         "most prompt tokens the draft model computes between two rounds; fewer if rounds would wait for their end too long, as measured at the start",
@@ -125,7 +126,7 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_tls(self)
-        check_formats(self.weights, self.dtype, self.device)
+        check_drafter(self.weights, self.dtype, self.device, self.speculative_config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class CoordinatorConfig:
     drafters: tuple[str, ...] = option((), "drafter addresses, names alike; none = plain decoding", lowest_port=1)
     discovery_interval_s: float = option(2.0, "seconds between two look-ups of the host names of verifiers and drafters", low=0.05, high=5)
     coordinator_id: str = option("coordinator", "name under which this coordinator holds its verifiers", pattern=".+")
-    max_num_seqs: int = option(0, "most running sequences a lane; 0 = the verifier's limit", low=0)
+    max_num_seqs: int = option(0, "most running sequences a lane; 0 = the verifier's limit", low=0, high=MAX_NUM_SEQS)
     max_num_batched_tokens: int = option(0, "most tokens a round; 0 = the verifier's limit", low=0)
     max_queue: int = option(1024, "most waiting sequences (choices of requests) before new requests are refused", low=1)
     max_stream_backlog: int = option(1024, "most undelivered tokens of a stream before the sequence waits for its client", low=1)
@@ -192,8 +193,8 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_tls(self)
-        if self.half_batches_from:
-            _check_half_batches(self)
+        check_half_batches(self.half_batches_from, self.max_outstanding_rounds, self.speculative_config)
+        check_canary(self.canary_config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +282,3 @@ def _check_tls(config: VerifierConfig | DrafterConfig | CoordinatorConfig | Http
     check_both("--tls-cert", config.tls_cert, "--tls-key", config.tls_key)
     if config.tls_client_auth and not (config.tls_cert and config.tls_ca):
         raise InvalidArgumentError("--tls-client-auth is true, which needs --tls-cert and --tls-ca; give both, or leave it out")
-
-
-def _check_half_batches(config: CoordinatorConfig) -> None:
-    given = f"--half-batches-from is {config.half_batches_from}"
-    if config.max_outstanding_rounds < 2:
-        raise InvalidArgumentError(f"{given}, but --max-outstanding-rounds is {config.max_outstanding_rounds}; allow 2, or leave half batches out")
-    if config.speculative_config.enable_adaptive_verification:
-        raise InvalidArgumentError(f"{given}, but adaptive verification reckons with steps one after the other; leave one of the two out")

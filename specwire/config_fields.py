@@ -11,6 +11,8 @@ from specwire.text import is_unicode
 
 MAX_NUMBER = 2**31 - 1
 """Counts are int32 in messages."""
+MAX_NUM_SEQS = 1 << 20
+"""Of one service: coordinators keep a list of so many slots."""
 
 
 def option(

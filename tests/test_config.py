@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "coordinator_id": "blue",
     "enable_prefix_caching": False,
     "adaptive_hysteresis": 0.125,
+    "canary_config": '{"num_speculative_tokens": 2}',
     "canary_share": 0.5,
     "adaptive_probe_share": 0.0625,
     "metrics_listen": "127.0.0.1:9100",
@@ -43,6 +44,10 @@ OTHER: dict[str, Any] = {
     "feature_address": "10.0.0.1:7",
     "speculative_config": SpeculativeConfig(num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 2, 3),)),
 }
+
+HEAD = SpeculativeConfig(method="eagle3", model="head")
+RATIO = SpeculativeConfig(method="draft_model", model="draft", rejection_sample_method="probabilistic")
+ADAPTIVE = SpeculativeConfig(enable_adaptive_verification=True)
 
 DIFFERENT_WAYS = ({"weights"}, {"dtype", "device"})
 """Fields to leave out where all others are not their defaults: a format of weights has its own dtype and device."""
@@ -105,7 +110,7 @@ def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> No
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (VerifierConfig, {"max_num_seqs": 0}, "--max-num-seqs is 0, but must be a number from 1 to 2147483647 (most sequences open at once)"),
+        (VerifierConfig, {"max_num_seqs": 0}, "--max-num-seqs is 0, but must be a number from 1 to 1048576 (most sequences open at once)"),
         (CoordinatorConfig, {"max_outstanding_rounds": 2**31}, "--max-outstanding-rounds is 2147483648, but must be a number from 1 to 2147483647"),
         (DrafterConfig, {"max_message_mb": 2048}, "--max-message-mb is 2048, but must be a number from 1 to 2047"),
         (CoordinatorConfig, {"coordinator_id": "\udcff"}, "--coordinator-id is '\\udcff', which is no UTF-8"),
@@ -137,12 +142,40 @@ def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> No
         (VerifierConfig, {"kv_cache_memory": -1}, "--kv-cache-memory is -1"),
         (VerifierConfig, {"weights": "int4", "dtype": "float32"}, "--dtype is float32, but --weights is int4, which is computed in bfloat16"),
         (DrafterConfig, {"weights": "fp32", "device": "cuda:1"}, "--weights is fp32, but --device is cuda:1: formats are for CPUs"),
+        (CoordinatorConfig, {"half_batches_from": 8, "max_outstanding_rounds": 1}, "--half-batches-from is 8, but --max-outstanding-rounds is 1"),
+        (CoordinatorConfig, {"half_batches_from": 8, "speculative_config": ADAPTIVE}, "--half-batches-from is 8, but adaptive verification"),
+        (CoordinatorConfig, {"canary_config": '{"num_speculative_token": 2}'}, "--canary-config: speculative_config has the unknown key"),
+        (CoordinatorConfig, {"canary_config": "[1"}, "--canary-config: speculative_config '[1' is no JSON"),
     ],
 )
 def test_bad_values_are_refused_by_name(kind: type, values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         kind(**values)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (DrafterConfig, {"weights": "int4", "speculative_config": HEAD}, "--weights is int4, but the method is eagle3"),
+        (VerifierConfig, {"device": "cuda", "speculative_config": RATIO}, "--device is cuda, but captured rounds have no kernel of the ratio test"),
+        (DrafterConfig, {"device": "cuda:1", "speculative_config": RATIO}, "--device is cuda:1, but captured drafting has no private noise"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused_by_name(kind: type, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        kind(**values)
+    assert message in str(caught.value)
+
+
+def test_values_that_go_together() -> None:
+    """What only looks like those above."""
+    ngram = SpeculativeConfig.from_dict({"rejection_sample_method": "probabilistic"})
+    greedy = dataclasses.replace(RATIO, draft_sample_method="greedy")
+    assert DrafterConfig(weights="int4", speculative_config=ngram).device == "cpu"
+    assert DrafterConfig(weights="int4", speculative_config=RATIO).weights == "int4"
+    assert [DrafterConfig(device="cuda", speculative_config=spec).device for spec in (ngram, greedy)] == ["cuda"] * 2
+    assert VerifierConfig(weights="int4", speculative_config=HEAD).weights == "int4"
 
 
 @pytest.mark.parametrize(

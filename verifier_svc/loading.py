@@ -14,7 +14,6 @@ from specwire.engine.models.decoder import NUMERICS_VERSION
 from specwire.engine.models.loader import check_device, open_model
 from specwire.engine.out_of_memory import explain_out_of_memory
 from specwire.engine.runner import ModelRunner, set_num_threads
-from specwire.errors import UnsupportedError
 from specwire.messages import ServiceDescription, TokenizerSpec
 from specwire.phases import Phases
 from specwire.tokenizer import Tokenizer
@@ -55,7 +54,6 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
     """
     phases = phases or Phases()
     set_num_threads(config.num_threads)
-    check_acceptance(config)
     check_device(config.device)
     with phases.phase("files"):
         folder = resolve_model(config.model, with_weights=config.load_format != "dummy")
@@ -120,15 +118,6 @@ def load_verifier(config: VerifierConfig, instance_id: str, phases: Phases | Non
         description=description,
         tokenizer=replace(tokenizer, max_model_len=limits.max_model_len) if tokenizer is not None else None,
     )
-
-
-def check_acceptance(config: VerifierConfig) -> None:
-    """Raise UnsupportedError where the device can't accept drafts as configured."""
-    if config.device.startswith("cuda") and config.speculative_config.rejection_sample_method == "probabilistic":
-        raise UnsupportedError(
-            f"rejection_sample_method is probabilistic and device is {config.device}, but captured rounds have no kernel of the ratio test; "
-            "use rejection_sample_method strict, or device cpu"
-        )
 
 
 def _load_tokenizer(config: VerifierConfig, folder: Path, model_id: str) -> TokenizerSpec | None:

@@ -6,14 +6,11 @@ import pytest
 from drafter_svc.draft_model import DraftModel
 from drafter_svc.drawn import wanted_candidates
 from drafter_svc.forward import EagerForward
-from drafter_svc.load import load_draft_model
-from drafter_svc.load_head import load_draft_head
 from drafter_svc.method import Ask, Drafts
 from drafter_svc.parallel import ParallelForward
 from specwire.config import DrafterConfig
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.runner import ModelRunner
-from specwire.errors import UnsupportedError
 from specwire.proposals import MAX_CANDIDATES, what_is_wrong
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
@@ -90,9 +87,3 @@ def test_who_draws_with_private_noise() -> None:
     assert wanted_candidates(config(draft_sample_method="greedy")) == 0
     assert wanted_candidates(config("cuda", draft_sample_method="greedy")) == 0
     assert wanted_candidates(config("cuda", rejection_sample_method="strict")) == 0
-
-
-def test_graphs_without_private_noise_are_refused_by_name() -> None:
-    for load, method in ((load_draft_model, "draft_model"), (load_draft_head, "eagle3")):
-        with pytest.raises(UnsupportedError, match="rejection_sample_method is probabilistic and device is cuda, but captured drafting"):
-            load(config("cuda", method=method))

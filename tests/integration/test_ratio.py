@@ -14,11 +14,9 @@ from scipy import stats
 import drafter_svc.worker
 from specwire.engine.block_manager import BlockManager
 from specwire.engine.models.loader import load_model
-from specwire.errors import UnsupportedError
 from specwire.messages import Proposals, SpecStats
 from specwire.sampling_params import SamplingParams
 from tests.engine.tiny_models import compute, make_runner, save_tiny_model
-from verifier_svc.loading import load_verifier
 from verifier_svc.verifier import Verifier
 
 from .invariance import add_spec
@@ -152,11 +150,3 @@ async def test_wrong_proposals_cost_drafts_and_nothing_else(
         assert len(result.choices[0].token_ids) == 20
         assert (result.spec.num_draft_tokens, counters.num_verifier_losses) == (0, 0)
         assert counters.num_garbage_drafts + counters.num_drafter_losses > 0
-
-
-def test_a_gpu_is_refused_by_name(folder: Path) -> None:
-    config = verifier_config(folder, speculation=_RATIO, device="cuda")
-    with pytest.raises(
-        UnsupportedError, match="device is cuda, but captured rounds have no kernel of the ratio test; use rejection_sample_method strict"
-    ):
-        load_verifier(config, "v")
