@@ -114,3 +114,44 @@ def test_names_what_is_missing(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(incomplete))
     with pytest.raises(InvalidArgumentError, match="hidden_size"):
         ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "max_position_embeddings",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [10**12, 10**30, -1, 1.5, True, "many", [4]])
+def test_absurd_sizes_are_refused_at_once(key, value):
+    """Whoever built what they say would fail minutes later, out of memory."""
+    with pytest.raises(InvalidArgumentError, match=rf"config\.json has {key} .*but it must be an integer from 1 to \d+"):
+        ModelConfig.from_dict(BASE | {key: value})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, "much", [1]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
+        "rms_norm_eps", "original_max_position_embeddings",
+    ],
+)  # fmt: skip
+def test_absurd_numbers_are_refused_at_once(key, value):
+    parameters = {"rope_type": "yarn", "factor": 2.0} | ({} if key == "rms_norm_eps" else {key: value})
+    with pytest.raises(InvalidArgumentError, match=r"config\.json"):
+        ModelConfig.from_dict(BASE | {"rope_parameters": parameters} | ({key: value} if key == "rms_norm_eps" else {}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"rope_theta": 1.0}, "rope_theta 1, but it must be above 1"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "low_freq_factor 4 and high_freq_factor 4"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 10**12}, "original_max_position_embeddings 1000000000000"),
+    ],
+)
+def test_rope_that_gives_no_frequencies(parameters, named):
+    with pytest.raises(InvalidArgumentError, match=named):
+        ModelConfig.from_dict(BASE | {"rope_parameters": parameters})

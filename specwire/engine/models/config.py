@@ -1,5 +1,6 @@
 """What distinguishes the models of the Llama family: one frozen configuration read from a Hugging Face folder."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,17 @@ _QUANTIZATIONS = {
     "modelopt": "ModelOpt (FP8 or FP4)",
 }
 """What users call a quant_method."""
+_MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 24,
+}
+"""Far above every model that there is: what is larger comes of a damaged file, and whoever built it would take minutes and all memory to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class ModelConfig:
         max_position_embeddings = _count(raw, "max_position_embeddings", 2048)
         try:
             _refuse_unsupported(raw)
-            rope, rms_norm_eps = _rope_from_dict(raw, max_position_embeddings), float(raw.get("rms_norm_eps", 1e-6))
+            rope, rms_norm_eps = _rope_from_dict(raw, max_position_embeddings), _number(raw, "rms_norm_eps", 1e-6)
         except (TypeError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
             if isinstance(error, InvalidArgumentError):
                 raise
@@ -133,10 +145,20 @@ class ModelConfig:
 
 
 def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A key that is an integer of 1 or more; the default where it is absent, null or 0."""
+    """A key that is an integer of 1 or more, and not absurdly large; the default where it is absent, null or 0."""
     value = raw.get(key) or default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"config.json has {key} {raw.get(key)!r}, but it must be an integer of 1 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[key]:
+        raise InvalidArgumentError(
+            f"config.json has {key} {raw.get(key)!r}, but it must be an integer from 1 to {_MOST[key]}; fetch or save it again"
+        )
+    return value
+
+
+def _number(values: Mapping[str, Any], key: str, default: float) -> float:
+    """A key that is a positive number; the default where it is absent, null or 0. Raises TypeError and ValueError, too, where it is none."""
+    value = float(values.get(key) or default)
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidArgumentError(f"config.json has {key} {values.get(key)!r}, but it must be a number above 0; fetch or save it again")
     return value
 
 
@@ -172,25 +194,44 @@ def _rope_from_dict(raw: Mapping[str, Any], max_position_embeddings: int) -> Rop
     if partial != 1.0:
         raise UnsupportedError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
     original = raw.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings") or max_position_embeddings
-    factor = parameters.get("factor")
-    if factor is None:
-        if rope_type in ("linear", "llama3"):
-            raise InvalidArgumentError(f"rope type {rope_type!r} needs a factor, and config.json gives none")
-        factor = max_position_embeddings / original if rope_type == "yarn" else 1.0
-    return RopeConfig(
+    if parameters.get("factor") is None and rope_type in ("linear", "llama3"):
+        raise InvalidArgumentError(f"rope type {rope_type!r} needs a factor, and config.json gives none")
+    rope = RopeConfig(
         rope_type=rope_type,
-        theta=float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
-        factor=float(factor),
+        theta=_number(parameters if parameters.get("rope_theta") else raw, "rope_theta", 10_000.0),
+        factor=_number(parameters, "factor", max_position_embeddings / original if rope_type == "yarn" else 1.0),
         original_max_position_embeddings=int(original),
-        low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
-        attention_factor=parameters.get("attention_factor"),
-        mscale=parameters.get("mscale"),
-        mscale_all_dim=parameters.get("mscale_all_dim"),
-        beta_fast=float(parameters.get("beta_fast") or 32.0),
-        beta_slow=float(parameters.get("beta_slow") or 1.0),
+        low_freq_factor=_number(parameters, "low_freq_factor", 1.0),
+        high_freq_factor=_number(parameters, "high_freq_factor", 4.0),
+        attention_factor=_optional_number(parameters, "attention_factor"),
+        mscale=_optional_number(parameters, "mscale"),
+        mscale_all_dim=_optional_number(parameters, "mscale_all_dim"),
+        beta_fast=_number(parameters, "beta_fast", 32.0),
+        beta_slow=_number(parameters, "beta_slow", 1.0),
         truncate=bool(parameters.get("truncate", True)),
     )
+    _check_rope(rope)
+    return rope
+
+
+def _optional_number(values: Mapping[str, Any], key: str) -> float | None:
+    return _number(values, key, 0.0) if values.get(key) else None
+
+
+def _check_rope(rope: RopeConfig) -> None:
+    """Raises InvalidArgumentError for values that give no frequencies."""
+    if rope.theta <= 1:
+        raise InvalidArgumentError(f"config.json has rope_theta {rope.theta:g}, but it must be above 1; fetch or save it again")
+    if not 1 <= rope.original_max_position_embeddings <= _MOST["max_position_embeddings"]:
+        raise InvalidArgumentError(
+            f"config.json has original_max_position_embeddings {rope.original_max_position_embeddings}, but it must be from 1 to "
+            f"{_MOST['max_position_embeddings']}; fetch or save it again"
+        )
+    if rope.rope_type == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+        raise InvalidArgumentError(
+            f"config.json has low_freq_factor {rope.low_freq_factor:g} and high_freq_factor {rope.high_freq_factor:g}, but the first must be below "
+            "the second; fetch or save it again"
+        )
 
 
 def _eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
