@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _NUM_TIMES = 64
 _MANY_TIMES = 20
 """So many times what rounds took lately, or what the verifier itself measured, is no slow round any more."""
+_MOST_S = 86_400.0
+"""Between two looks, whatever a verifier says that its rounds take: event loops take no endless delays."""
 _DOUBT_S = 1.0
 """A process that was stopped itself finds every round late: answers that are there get this long to be read."""
 
@@ -73,4 +75,4 @@ class AnswerWatch:
             self._on_silence(UnavailableError(f"{text}; it seems to hang, and must be started anew if it does not come back"))
 
     def _look_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = asyncio.get_running_loop().call_later(min(seconds, _MOST_S), self._look)

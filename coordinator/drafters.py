@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 _WAIT_FACTOR = 3.0
+_MOST_WAIT_S = 30.0
+"""Whatever a drafter says of itself, no step waits longer."""
 NO_DRAFTS: list[int] = []
 """Shared by all rows without drafts; never written."""
 
@@ -81,7 +83,8 @@ class Drafter:
 
     def wait_s(self, num_draft_tokens: int, num_sequences: int) -> float:
         """How long a step may wait for an answer: one that comes behind a chunk of the drafter's background work is no late one."""
-        return max(self._min_wait_s, _WAIT_FACTOR * self.times.predict(num_draft_tokens, num_sequences)) + self._chunk_s
+        wait_s = max(self._min_wait_s, _WAIT_FACTOR * self.times.predict(num_draft_tokens, num_sequences)) + self._chunk_s
+        return min(wait_s, max(self._min_wait_s, _MOST_WAIT_S))
 
 
 async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:

@@ -1,10 +1,13 @@
 """What services say of themselves: descriptions with their cost tables, and tokenizers."""
 
 import gzip
+import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
+from specwire.config_fields import MAX_NUM_SEQS, MAX_NUMBER
 from specwire.errors import InvalidArgumentError
 from specwire.messages import DraftCost, FeatureSet, ServiceDescription, TokenizerSpec, VerifyCost
 from specwire.v1 import types_pb2 as pb
@@ -17,6 +20,9 @@ _DESCRIPTION_FIELDS = (
     "max_message_bytes", "use_heterogeneous_vocab", "rejection_sample_method", "weights",
 )  # fmt: skip
 """Fields of a description that are alike on both sides."""
+_COUNTS = (
+    "vocab_size", "max_model_len", "block_size", "num_blocks", "max_num_draft_tokens", "max_num_seqs", "max_num_batched_tokens", "max_message_bytes",
+)  # fmt: skip
 
 
 def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
@@ -32,6 +38,10 @@ def pack_description(d: ServiceDescription) -> pb.ServiceDescription:
 def unpack_description(message: pb.ServiceDescription) -> ServiceDescription:
     values: dict[str, Any] = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
     values["graph_sizes"] = tuple(values["graph_sizes"])
+    for name in _COUNTS:
+        most = MAX_NUM_SEQS if name == "max_num_seqs" else MAX_NUMBER
+        if not 0 <= values[name] <= most:
+            raise InvalidArgumentError(f"its description has {name} {values[name]}, but it must be from 0 to {most}; is it of this version?")
     return ServiceDescription(
         **values,
         feature_sets=tuple(FeatureSet(f.name, f.hash, tuple(f.layer_ids), f.width, f.dtype) for f in message.feature_sets),
@@ -68,13 +78,12 @@ def pack_draft_cost(costs: Sequence[DraftCost], ms_per_kv_token: float, chunk_ms
 
 def unpack_draft_cost(message: pb.DraftCostTable) -> tuple[DraftCost, ...]:
     """Without ms_per_kv_token and chunk_ms, which stand by themselves."""
+    num_drafts = unpack_int32(message.num_draft_tokens, "draft_cost.num_draft_tokens")
+    num_sequences = unpack_int32(message.num_sequences, "draft_cost.num_sequences")
+    draft_ms = unpack_float32(message.draft_ms, "draft_cost.draft_ms")
+    _check_amounts("draft_cost", (*num_drafts, *num_sequences, *draft_ms, message.ms_per_kv_token, message.chunk_ms))
     columns = unpack_columns(
-        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"),
-        [
-            unpack_int32(message.num_draft_tokens, "draft_cost.num_draft_tokens"),
-            unpack_int32(message.num_sequences, "draft_cost.num_sequences"),
-            unpack_float32(message.draft_ms, "draft_cost.draft_ms"),
-        ],
+        ("draft_cost.num_draft_tokens", "draft_cost.num_sequences", "draft_cost.draft_ms"), [num_drafts, num_sequences, draft_ms]
     )
     return tuple(map(DraftCost._make, columns))
 
@@ -85,6 +94,10 @@ def unpack_verify_cost(message: pb.VerifyCostTable) -> VerifyCost:
     chunk_num_tokens = unpack_int32(message.chunk_num_tokens, "verify_cost.chunk_num_tokens")
     chunk_ms = unpack_float32(message.chunk_ms, "verify_cost.chunk_ms")
     check_columns(("verify_cost.chunk_num_tokens", "verify_cost.chunk_ms"), [chunk_num_tokens, chunk_ms])
+    _check_amounts("verify_cost", (*step_ms, *chunk_ms, message.ms_per_kv_token, message.ms_per_row))
+    for sizes in (num_tokens, chunk_num_tokens):
+        if any(size <= before for before, size in pairwise((0, *sizes))):
+            raise InvalidArgumentError(f"its verify_cost is of {sizes} tokens, but these must rise from 1 on; is it of this version?")
     return VerifyCost(
         num_tokens=tuple(num_tokens),
         step_ms=tuple(step_ms),
@@ -95,6 +108,13 @@ def unpack_verify_cost(message: pb.VerifyCostTable) -> VerifyCost:
         chunk_num_tokens=tuple(chunk_num_tokens),
         chunk_ms=tuple(chunk_ms),
     )
+
+
+def _check_amounts(table: str, amounts: Iterable[float]) -> None:
+    """Raises InvalidArgumentError for what can't have been measured: what is reckoned with it would be nonsense, or a wait without end."""
+    for amount in amounts:
+        if not 0 <= amount < math.inf:
+            raise InvalidArgumentError(f"its {table} has {amount}, but everything in it must be a number of 0 or more; is it of this version?")
 
 
 def pack_tokenizer(spec: TokenizerSpec) -> pb.TokenizerSpec:

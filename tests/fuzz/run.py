@@ -8,10 +8,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 
+from tests.fuzz.descriptions import DescriptionsTarget
 from tests.fuzz.replies import RepliesTarget
 from tests.fuzz.targets import CoordinatorTarget, DraftTarget, Target, VerifyTarget
 
-TARGETS: dict[str, Callable[[], Target | RepliesTarget]] = {
+TARGETS: dict[str, Callable[[], Target | RepliesTarget | DescriptionsTarget]] = {
     "Verify": VerifyTarget,
     "Draft": DraftTarget,
     "Generate": lambda: CoordinatorTarget("Generate"),
@@ -21,6 +22,10 @@ TARGETS: dict[str, Callable[[], Target | RepliesTarget]] = {
     "GenerateBatch over real services": lambda: CoordinatorTarget("GenerateBatch", is_real=True),
     "a verifier's answers": lambda: RepliesTarget("verifier"),
     "a drafter's answers": lambda: RepliesTarget("drafter"),
+    "a verifier's description": lambda: DescriptionsTarget("verifier"),
+    "a verifier's costs": lambda: DescriptionsTarget("verifier", adaptive=True),
+    "a drafter's description": lambda: DescriptionsTarget("drafter"),
+    "a drafter's costs": lambda: DescriptionsTarget("drafter", adaptive=True),
 }
 
 
@@ -37,7 +42,7 @@ def fuzz(name: str, num_examples: int, number: int) -> None:
             runner.run(service.__aexit__(None, None, None))
 
 
-def _send(runner: asyncio.Runner, target: Target | RepliesTarget, num_examples: int, number: int) -> None:
+def _send(runner: asyncio.Runner, target: Target | RepliesTarget | DescriptionsTarget, num_examples: int, number: int) -> None:
     @seed(number)
     @settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(target.strategy)
