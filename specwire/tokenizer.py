@@ -56,10 +56,11 @@ class Tokenizer:
         generation = _read_json(folder / "generation_config.json")
         try:
             parsed = json.loads(content)
-            ids = _token_ids(parsed)
-            eos_text, bos_text = (_token_text(settings.get(key)) for key in ("eos_token", "bos_token"))
-        except (ValueError, KeyError, TypeError) as error:
+            ids, digest = _token_ids(parsed), fingerprint(parsed)
+            vocab_size = max(ids.values(), default=-1) + 1
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidArgumentError(f"{path} can't be read as a tokenizer: {type(error).__name__}: {error}") from error
+        eos_text, bos_text = (_token_text(settings.get(key)) for key in ("eos_token", "bos_token"))
         # The tokenizer's own EOS token comes first: templates call it eos_token.
         eos = [ids.get(eos_text), *token_ids(generation, "eos_token_id"), *token_ids(model, "eos_token_id")]
         bos = [ids[bos_text]] if bos_text in ids else token_ids(model, "bos_token_id")
@@ -67,9 +68,9 @@ class Tokenizer:
         return cls(
             TokenizerSpec(
                 tokenizer_json=content,
-                fingerprint=fingerprint(parsed),
+                fingerprint=digest,
                 eos_token_ids=tuple(dict.fromkeys(token_id for token_id in eos if token_id is not None)),
-                vocab_size=max(ids.values(), default=-1) + 1,
+                vocab_size=vocab_size,
                 chat_template=_read_template(template_path, settings),
                 bos_token_id=next(iter(bos), None),
                 add_bos_token=bool(settings.get("add_bos_token", False)),
@@ -149,14 +150,16 @@ class Tokenizer:
             InvalidArgumentError: the template refuses the messages, or does not know tools or one of the variables.
         """
         if self._chat_template is None:
-            raise FailedPreconditionError("the model has no chat template; send a prompt instead of messages")
+            raise FailedPreconditionError("messages were sent, but the model has no chat template; send a prompt instead")
         known = self._chat_template.variables
         if tools and "tools" not in known:
-            raise InvalidArgumentError(f"{len(tools)} tools were sent, but the model's chat template knows none; leave tools out")
+            raise InvalidArgumentError(f"tools has {len(tools)} of them, but the model's chat template knows none; leave tools out")
         for name in variables or ():
             if name in _CHAT_VARIABLES or name not in known:
                 others = ", ".join(sorted(known - _CHAT_VARIABLES)) or "no others"
-                raise InvalidArgumentError(f"the model's chat template has no variable {name}; besides messages and tools it reads {others}")
+                raise InvalidArgumentError(
+                    f"chat_template_kwargs has {name}, which the model's chat template does not read; besides messages and tools it reads {others}"
+                )
         eos_token = self.token_text(self._spec.eos_token_ids[0]) if self._spec.eos_token_ids else None
         bos_token = self.token_text(self._spec.bos_token_id) if self._spec.bos_token_id is not None else None
         return self._chat_template.render(

@@ -124,6 +124,15 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidArgumentError, match="KeyError: 'model'"):
         Tokenizer.from_folder(tmp_path)
+    for content in (
+        "[" * 100_000,
+        '{"model": {"vocab": {}, "merges": [1]}}',
+        '{"model": {"vocab": {"a": "b"}}}',
+        '{"model": {"vocab": {}}, "added_tokens": [1]}',
+    ):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(InvalidArgumentError, match="can't be read as a tokenizer"):
+            Tokenizer.from_folder(tmp_path)
     with pytest.raises(InvalidArgumentError, match=r"tokenizer\.json \(3 bytes\) can't be read"):
         Tokenizer(dataclasses.replace(tokenizer.to_spec(), tokenizer_json=b"abc"))
 

@@ -66,7 +66,7 @@ class GGUFFile:
         self._position = len(_MAGIC)
         try:
             self._read_header()
-        except (struct.error, ValueError) as error:
+        except (struct.error, ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"{path} is cut off or damaged at byte {self._position} of {len(self._data)}: {error}") from error
 
     def _read_header(self) -> None:
@@ -84,6 +84,8 @@ class GGUFFile:
             dimensions = [self._scalar("Q") for _ in range(self._scalar("I"))]
             entries.append((name, tuple(reversed(dimensions)), self._scalar("I"), self._scalar("Q")))
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"an alignment of {alignment!r}")
         start = -(-self._position // alignment) * alignment
         self.tensors = {name: TensorInfo(name, shape, kind, start + offset) for name, shape, kind, offset in entries}
 

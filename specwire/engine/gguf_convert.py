@@ -13,7 +13,7 @@ from specwire.engine.gguf import GGUFFile
 from specwire.engine.gguf_tokenizer import build_tokenizer, tokenizer_config
 from specwire.engine.kernels.packed_linear import Q4Weight
 from specwire.engine.models.stored_q4 import save_q4
-from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
 
 CONVERTER_VERSION = 3
 """Raised whenever the folder made from the same file changes."""
@@ -44,15 +44,14 @@ def convert_gguf(path: Path, folder: Path) -> None:
         UnsupportedError: an architecture, tensor type or tokenizer that is not known.
     """
     gguf = GGUFFile(path)
-    config = gguf_config(gguf)
-    tensors, blocks = {}, {}
-    for name in gguf.tensors:
-        place = functools.partial(_place_rows, name=name, config=config)
-        tensors[hf_name(name)] = torch.tensor(place(gguf.tensor(name))).to(torch.bfloat16)
-        q4 = gguf.q4_blocks(name)
-        if q4 is not None:
-            blocks[hf_name(name)] = Q4Weight(*(torch.tensor(place(part)) for part in q4))
-    tokenizer = build_tokenizer(gguf)
+    try:
+        config = gguf_config(gguf)
+        tensors, blocks = _read_tensors(gguf, config)
+        tokenizer, names = build_tokenizer(gguf), tokenizer_config(gguf)
+    except (SpecwireError, MemoryError):
+        raise
+    except Exception as error:  # a value of another kind than it should be; the tokenizer's library raises bare Exception
+        raise InvalidArgumentError(f"{path} can't be understood ({type(error).__name__}: {error}); fetch or make it again") from error
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if blocks:
         save_q4(folder, blocks)
@@ -60,7 +59,19 @@ def convert_gguf(path: Path, folder: Path) -> None:
     special_ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", special_ids)
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf))
+    _write_json(folder / "tokenizer_config.json", names)
+
+
+def _read_tensors(gguf: GGUFFile, config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Q4Weight]]:
+    """All in bfloat16, and those that the file has in 4 bits, by their names in `folder`."""
+    tensors, blocks = {}, {}
+    for name in gguf.tensors:
+        place = functools.partial(_place_rows, name=name, config=config)
+        tensors[hf_name(name)] = torch.tensor(place(gguf.tensor(name))).to(torch.bfloat16)
+        q4 = gguf.q4_blocks(name)
+        if q4 is not None:
+            blocks[hf_name(name)] = Q4Weight(*(torch.tensor(place(part)) for part in q4))
+    return tensors, blocks
 
 
 def gguf_config(gguf: GGUFFile) -> dict[str, Any]:

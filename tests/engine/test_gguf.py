@@ -13,7 +13,7 @@ from specwire.engine.gguf_convert import convert_gguf
 from specwire.engine.models.loader import load_model
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.tokenizer import Tokenizer
-from tests.engine.gguf_writer import float32_tensor, write_gguf
+from tests.engine.gguf_writer import float32_tensor, write_gguf, write_tiny_gguf
 from tests.engine.tiny_models import compute, make_runner, save_tiny_model
 
 
@@ -186,6 +186,41 @@ def test_conversion_refuses_by_name(tmp_path, extra, error, named):
     with pytest.raises(error, match=named):
         convert_gguf(tmp_path / "x.gguf", tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"general.alignment": 0}, "damaged at byte .* an alignment of 0"),
+        ({"general.alignment": "x"}, "an alignment of 'x'"),
+        ({"llama.embedding_length": "x"}, "can't be understood .TypeError"),
+        ({"llama.attention.head_count": 0}, "can't be understood .ZeroDivisionError"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "can't be understood .TypeError"),
+        ({"tokenizer.ggml.merges": ["x y"]}, "can't be understood .Exception: .*Token `x` out of vocabulary"),
+        ({"tokenizer.ggml.bos_token_id": 99}, "can't be understood .IndexError"),
+    ],
+)
+def test_values_that_cannot_be_are_named(tmp_path, wrong, message):
+    path = tmp_path / "x.gguf"
+    write_tiny_gguf(path)
+    metadata = GGUFFile(path).metadata
+    write_gguf(path, metadata | wrong, {"token_embd.weight": float32_tensor(np.ones((2, 8)))})
+    with pytest.raises(InvalidArgumentError, match=f"{path}.*{message}"):
+        convert_gguf(path, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_blocks_and_lists_that_cannot_be_are_named(tmp_path):
+    path = tmp_path / "x.gguf"
+    write_tiny_gguf(path)
+    metadata = GGUFFile(path).metadata
+    write_gguf(path, metadata, {"token_embd.weight": ((2, 33), "Q8_0", bytes(68))})
+    with pytest.raises(InvalidArgumentError, match="cannot reshape"):
+        convert_gguf(path, tmp_path)
+    lists = struct.pack("<IQ", 9, 1) * 5000
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9) + lists)
+    with pytest.raises(InvalidArgumentError, match="cut off or damaged"):
+        GGUFFile(path)
 
 
 def test_conversion_refuses_tensors_without_a_place(tmp_path):
