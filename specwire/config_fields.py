@@ -11,7 +11,7 @@ from specwire.text import is_unicode
 
 MAX_NUMBER = 2**31 - 1
 """Counts are int32 in messages."""
-MAX_NUM_SEQS = 1 << 20
+MAX_NUM_SEQS = 100_000
 """Of one service: coordinators keep a list of so many slots."""
 
 

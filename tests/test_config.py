@@ -110,7 +110,7 @@ def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> No
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (VerifierConfig, {"max_num_seqs": 0}, "--max-num-seqs is 0, but must be a number from 1 to 1048576 (most sequences open at once)"),
+        (VerifierConfig, {"max_num_seqs": 0}, "--max-num-seqs is 0, but must be a number from 1 to 100000 (most sequences open at once)"),
         (CoordinatorConfig, {"max_outstanding_rounds": 2**31}, "--max-outstanding-rounds is 2147483648, but must be a number from 1 to 2147483647"),
         (DrafterConfig, {"max_message_mb": 2048}, "--max-message-mb is 2048, but must be a number from 1 to 2047"),
         (CoordinatorConfig, {"coordinator_id": "\udcff"}, "--coordinator-id is '\\udcff', which is no UTF-8"),
