@@ -6,11 +6,10 @@ Tokens a second as `draft` has them, the best of two.
 """
 
 import argparse
+import asyncio
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-
-import uvloop
 
 from benchmarks.gpu.draft import read_cost
 from benchmarks.gpu.jobs import SECONDS
@@ -81,8 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
                 wrong = two_gpus_loss.measure_loss(part, options)
             two_gpus_loss.say(wrong)
             continue
-        with slices.open(name, keep=(lambda row: "period_ms" in row) if name == "placement" else None) as part:
-            uvloop.run(measure_services(part, name, sizes, options))
+        with slices.open(name, keep=lambda row: "period_ms" in row or "x_one" in row) as part:
+            asyncio.run(measure_services(part, name, sizes, options))
 
 
 if __name__ == "__main__":

@@ -40,11 +40,26 @@ class Load:
 
 
 async def measure_lanes(part: Slice, services: Services, schedule: Schedule, prompts: list[list[int]]) -> None:
-    """The whole slice, for numbers of sequences of one lane of which there are prompts for two. One lane runs before and after the two: what is
-    compared must not be a matter of when it ran, and the better of its runs counts."""
+    """The whole slice, for numbers of sequences of one lane of which there are prompts for two."""
     part.note(schedule=schedule)
     sizes = services.peers.sizes
     loads = [count for count in sizes.concurrency if 2 * count <= len(prompts)] or [len(prompts) // 2]
+    for lane in range(2):  # both caches get all prompts, so that none is computed below, wherever it goes
+        async with services.coordinate(_always(schedule), [f"v{lane}"], [f"d{lane}"]) as served:
+            for first in range(0, len(prompts), sizes.max_num_seqs):
+                await fill_caches(served, prompts[first : first + sizes.max_num_seqs])
+    if left := [count for count in loads if not part.has(c=count)]:
+        await compare(part, services, schedule, prompts, left)
+    async with services.coordinate(schedule, ["v0", "v1"], ["d0", "d1"]) as served:
+        found = describe(await differ(served, prompts, _light(schedule, len(prompts))), schedule)
+        part.note(**found)
+        part.note(**await lose_lane(services, served, prompts[: 2 * loads[-1]]))
+    if not (found["lanes_had_different_k"] or found["schedule_has_one_k"]):
+        raise SystemExit(f"lanes of different loads never had different K: {found['k_of_different_loads']} by the schedule {schedule}")
+
+
+async def compare(part: Slice, services: Services, schedule: Schedule, prompts: list[list[int]], loads: Sequence[int]) -> None:
+    """A row for each load. One lane runs before and after the two, so that time is no matter; its better run counts."""
     ones: dict[int, list[dict[str, Any]]] = {count: [] for count in loads}
     twos: dict[int, dict[str, Any]] = {}
 
@@ -53,24 +68,16 @@ async def measure_lanes(part: Slice, services: Services, schedule: Schedule, pro
             for count in loads:
                 ones[count].append(await measure_batch(served, prompts[:count]))
 
-    for lane in range(2):  # both caches get all prompts, so that none is computed below, wherever it goes
-        async with services.coordinate(_always(schedule), [f"v{lane}"], [f"d{lane}"]) as served:
-            for first in range(0, len(prompts), sizes.max_num_seqs):
-                await fill_caches(served, prompts[first : first + sizes.max_num_seqs])
     await measure_one()
     async with services.coordinate(schedule, ["v0", "v1"], ["d0", "d1"]) as served:
         for count in loads:
             twos[count] = await measure_batch(served, prompts[: 2 * count])
-            part.note(measured={count: [one["tok_s"] for one in ones[count]] + [twos[count]["tok_s"]] for count in twos})
-        part.note(**describe(await differ(served, prompts, _light(schedule, len(prompts))), schedule))
     await measure_one()
     for count in loads:
-        one = max(ones[count], key=lambda found: float(found["tok_s"]))
-        ratio = twos[count]["tok_s"] / one["tok_s"]
-        row = {"c": count, "k": k_of(schedule, count), "one_tok_s": one["tok_s"], "two_c": 2 * count, "two_tok_s": twos[count]["tok_s"]}
-        part.add({**row, "x_one": ratio, "aim": f">= {MIN_X}", "is_met": ratio >= MIN_X, "one": ones[count], "two": twos[count]})
-    async with services.coordinate(schedule, ["v0", "v1"], ["d0", "d1"]) as served:
-        part.note(**await lose_lane(services, served, prompts[: 2 * loads[-1]]))
+        one, two = max(ones[count], key=lambda found: float(found["tok_s"])), twos[count]
+        ratio = two["tok_s"] / one["tok_s"]
+        row = {"c": count, "k": k_of(schedule, count), "one_tok_s": one["tok_s"], "two_c": 2 * count, "two_tok_s": two["tok_s"]}
+        part.add({**row, "x_one": ratio, "aim": f">= {MIN_X}", "is_met": ratio >= MIN_X, "one": ones[count], "two": two})
 
 
 def _always(schedule: Schedule) -> Schedule:
@@ -108,17 +115,13 @@ async def differ(served: Served, prompts: Sequence[list[int]], num_light: int) -
 
 
 def describe(samples: Sequence[tuple[Load, ...]], schedule: Schedule) -> dict[str, Any]:
-    """What lanes of different loads ran, and the sample with the most different loads. Raises SystemExit where they should have had different K and
-    never had."""
-    differ = [loads for loads in samples if loads[0].k != loads[1].k]
-    most = max(differ or samples, key=lambda loads: abs(loads[0].num_running - loads[1].num_running))
-    if not differ and len({k_of(schedule, load.num_running) for load in most}) > 1:
-        raise SystemExit(
-            f"lanes ran {[load.num_running for load in most]} sequences with K = {[load.k for load in most]}, by the schedule {schedule}"
-        )
+    """What lanes of different loads ran, and the sample with the most different loads, with different K if there is one."""
+    different = [loads for loads in samples if loads[0].k != loads[1].k]
+    most = max(different or samples, key=lambda loads: abs(loads[0].num_running - loads[1].num_running))
     return {
         "loads": [[[load.num_running, load.k] for load in sample] for sample in samples],
-        "lanes_had_different_k": bool(differ),
+        "lanes_had_different_k": bool(different),
+        "schedule_has_one_k": len({k for _, _, k in schedule}) == 1,
         "k_of_different_loads": {f"lane {index}, {load.num_running} sequences": load.k for index, load in enumerate(most)},
     }
 

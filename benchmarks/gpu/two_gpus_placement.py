@@ -1,5 +1,6 @@
 """The slice `placement` of `two_gpus`: one verifier, its drafter on the other GPU or on its own, half batches, and no drafter at all."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,12 +8,17 @@ from typing import Any
 from benchmarks.gpu.slices import Slice
 from benchmarks.gpu.two_gpus_measure import Tracer, fill_caches, measure_batch
 from benchmarks.gpu.two_gpus_services import HEAD_NUM_DRAFTS, Services, fixed
+from specwire.errors import UnavailableError
 
 MODEL, EAGLE3, NONE = "model", "eagle3", "none"
 OWN, SHARED, HALVES, GRPC, PLAIN = "own", "shared", "halves", "own, gRPC", "plain"
 NUM_HALVES = 2
 _MIN_HALVED = 32
 """Sequences from which on half batches are measured."""
+_LEAST_DRAFTED = 0.1
+"""Of the steps, or the drafter is not there."""
+_TIMEOUT_S = 150.0
+"""Of a placement, which takes half a minute at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +65,41 @@ SERVICES = ("v0", "d1", "e1", "g1", "d0", "e0")
 
 
 async def measure_placement(part: Slice, services: Services, prompts: list[list[int]]) -> None:
-    """One placement after the other, and what one brings beside another. Those that are compared are neighbours; steps are half a minute apart."""
-    sizes = services.peers.sizes
-    filled: set[str] = set()
+    """One placement after the other, and what one brings beside another. One that fails is left out, and keeps the slice from being complete."""
+    failures: dict[str, str] = {}
     for placement in PLACEMENTS:
-        name = {"drafter": placement.drafter, "placement": placement.name}
-        counts = [count for count in placement.counts(sizes.concurrency) if not part.has(c=count, **name)]
-        if not counts:
-            continue
-        k = {MODEL: sizes.num_draft_tokens, EAGLE3: HEAD_NUM_DRAFTS, NONE: 0}[placement.drafter]
-        half_batches_from = 2 if placement.is_halved else 0
-        async with services.coordinate(fixed(sizes, k), ["v0"], [placement.service], half_batches_from=half_batches_from) as served:
-            if placement.service not in filled:
-                await fill_caches(served, prompts)
-                filled.add(placement.service)
-            num_rounds = NUM_HALVES if placement.is_halved else 1
-            metrics = services.metrics.get(placement.service, "") if k else ""
-            tracer = Tracer(served, num_rounds, shares_gpu=placement.name == SHARED, metrics=metrics)
-            for count in counts:
-                row: dict[str, Any] = {"c": count, **name, "k": k, **await measure_batch(served, prompts[:count])}
-                row["tok_s_per_gpu"] = row["tok_s"] / placement.num_gpus
-                await tracer.trace(row, prompts[:count])
-                part.add(row)
-            await tracer.finish()
-        part.note(**compare(part.rows))
-    part.note(**compare(part.rows))
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await _measure(part, services, prompts, placement)
+        except Exception as error:
+            services.check()
+            failures[f"{placement.drafter}, {placement.name}"] = f"{type(error).__name__}: {error}"
+        part.note(**compare(part.rows), failures=failures)
+    if failures:
+        raise SystemExit(f"not measured: {failures}")
+
+
+async def _measure(part: Slice, services: Services, prompts: list[list[int]], placement: Placement) -> None:
+    """What is left of one."""
+    sizes = services.peers.sizes
+    name = {"drafter": placement.drafter, "placement": placement.name}
+    counts = [count for count in placement.counts(sizes.concurrency) if not part.has(c=count, **name)]
+    if not counts:
+        return
+    k = {MODEL: sizes.num_draft_tokens, EAGLE3: HEAD_NUM_DRAFTS, NONE: 0}[placement.drafter]
+    half_batches_from = 2 if placement.is_halved else 0
+    async with services.coordinate(fixed(sizes, k), ["v0"], [placement.service], half_batches_from=half_batches_from) as served:
+        await fill_caches(served, prompts[: max(counts)])
+        metrics = services.metrics.get(placement.service, "") if k else ""
+        tracer = Tracer(served, NUM_HALVES if placement.is_halved else 1, shares_gpu=placement.name == SHARED, metrics=metrics)
+        for count in counts:
+            row: dict[str, Any] = {"c": count, **name, "k": k, **await measure_batch(served, prompts[:count])}
+            if k and row["drafted_share"] < _LEAST_DRAFTED:
+                raise UnavailableError(f"of the steps of {count} sequences {row['drafted_share']:.0%} had drafts; fallbacks: {row['fallbacks']}")
+            row["tok_s_per_gpu"] = row["tok_s"] / placement.num_gpus
+            await tracer.trace(row, prompts[:count])
+            part.add(row)
+        await tracer.finish()
 
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.stack import UNIX, Peers, Served, drafter_config, serve_coordinator, verifier_config
 from specwire.cli.up import free_port
 from specwire.config import DrafterConfig, VerifierConfig
+from specwire.errors import UnavailableError
 from specwire.launch import Supervisor
 from specwire.speculative_config import SpeculativeConfig
 
@@ -41,6 +42,7 @@ class Services:
         peers: the first verifier, and a draft model.
         addresses, supervisors: of each.
         metrics: host:port, of drafters with a head.
+        failed: drafters that could not be started, and why; what needs none of them is measured all the same.
     """
 
     peers: Peers
@@ -48,6 +50,13 @@ class Services:
     addresses: dict[str, str] = field(default_factory=dict)
     supervisors: dict[str, Supervisor] = field(default_factory=dict)
     metrics: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises UnavailableError if a verifier has ended: nothing can be measured then."""
+        for name, supervisor in self.supervisors.items():
+            if name[0] == "v" and supervisor.groups[0][0].pid is None:
+                raise UnavailableError(f"the verifier {name} has ended; its lines say why")
 
     @contextlib.asynccontextmanager
     async def coordinate(self, schedule: Schedule, verifiers: Sequence[str], drafters: Sequence[str], **fields: Any) -> AsyncIterator[Served]:
@@ -56,7 +65,13 @@ class Services:
         Args:
             schedule: K by batch size.
             fields: more of its configuration.
+
+        Raises:
+            UnavailableError: one of them is not there.
         """
+        self.check()
+        if missing := [name for name in drafters if name in self.failed]:
+            raise UnavailableError(f"{missing[0]} could not be started: {self.failed[missing[0]]}")
         log = self.peers.log
         since = len(log.lines)
         speculative = dataclasses.replace(self.peers.verifier.speculative_config, num_speculative_tokens_per_batch_size=schedule)
@@ -149,16 +164,25 @@ async def serve_services(
     services = Services(Peers(folder, sizes, vocab_size, configs.v, configs.d, log), is_tiny)
     async with contextlib.AsyncExitStack() as resources:
 
+        async def start(name: str) -> None:
+            config = configs.of(folder, name)
+            module = "verifier_svc" if name[0] == "v" else "drafter_svc"
+            command = ("benchmarks.gpu.two_gpus_device", gpus[int(name[1:])], module)
+            services.supervisors[name] = await resources.enter_async_context(running(config, log=log, command=command))
+            services.addresses[name] = config.listen[0]
+            if isinstance(config, DrafterConfig) and name[0] in _HEADS:
+                services.metrics[name] = config.metrics_listen
+            print(f"{name} is there after {log.seconds:.1f} s", flush=True)
+
         async def start_all(names: Sequence[str]) -> None:
             for name in names:
-                config = configs.of(folder, name)
-                module = "verifier_svc" if name[0] == "v" else "drafter_svc"
-                command = ("benchmarks.gpu.two_gpus_device", gpus[int(name[1:])], module)
-                services.supervisors[name] = await resources.enter_async_context(running(config, log=log, command=command))
-                services.addresses[name] = config.listen[0]
-                if isinstance(config, DrafterConfig) and name[0] in _HEADS:
-                    services.metrics[name] = config.metrics_listen
-                print(f"{name} is there after {log.seconds:.1f} s", flush=True)
+                try:
+                    await start(name)
+                except UnavailableError as error:
+                    if name[0] == "v":
+                        raise
+                    services.failed[name] = str(error)
+                    print(f"{name} could not be started: {error}", flush=True)
 
         async with asyncio.TaskGroup() as starting:
             by_gpu = {gpu: [name for name in names if gpus[int(name[1:])] == gpu] for gpu in gpus}

@@ -35,7 +35,7 @@ def placement_tables(found: Mapping[str, Any]) -> Iterator[str]:
     header = ["drafter", "placed", "sequences", "draft, ms", "hops to the drafter", "hops to the verifier", "verify", "step",
               "the verifier's GPU idle", "the drafter's GPU idle"]  # fmt: skip
     yield table(header, [_step(row) for row in rows if row["placement"] != GRPC])
-    ways = {"memory": "from GPU to GPU", "grpc": "gRPC"}
+    ways = {"memory": "memory (CUDA IPC)", "grpc": "gRPC"}
     body = [
         [ways[way], row["placement"], str(row["c"]), f"{row[f'{way}_bytes_per_step'] / 1e3:,.0f}", f"{row[f'{way}_ms_per_step']:.2f}",
          f"{row[f'{way}_share_of_step']:.1%}"]
