@@ -140,11 +140,12 @@ class SamplingParams:
     def check_samplable(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         """Raise InvalidArgumentError if no token could be sampled even at the start."""
         if not self._leaves_some(vocab_size, eos_token_ids, banned={word[0] for word in self.bad_words_token_ids if len(word) == 1}):
-            num_allowed = vocab_size if self.allowed_token_ids is None else len(set(self.allowed_token_ids))
-            raise InvalidArgumentError(
-                f"no token is left to sample: allowed_token_ids leaves {num_allowed} ids, and bad_words or min_tokens = {self.min_tokens} (which "
-                "forbids EOS and stop ids) exclude them all; allow more ids or lower min_tokens"
-            )
+            others = f"min_tokens = {self.min_tokens} (which forbids EOS and stop ids)"
+            if self.allowed_token_ids is None:
+                text = f"bad_words_token_ids and {others} exclude all of the model's {vocab_size} ids"
+            else:
+                text = f"allowed_token_ids leaves {len(set(self.allowed_token_ids))} ids, and bad words or {others} exclude them all"
+            raise InvalidArgumentError(f"{text}, so that no token is left to sample; allow more ids or lower min_tokens")
 
     def may_run_dry(self, vocab_size: int, eos_token_ids: Collection[int]) -> bool:
         """Whether bad words of several tokens can leave no token to sample later on."""

@@ -89,6 +89,11 @@ class Fields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What messages about a value call it, and what the request calls it. Those that begin with the model speak of the served one."""
+        return {name: name for name in type(self).model_fields if name != "model"}
+
 
 def read_fields(kind: type[Body], data: object) -> Body:
     """A request's body, or an object in it.

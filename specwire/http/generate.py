@@ -24,6 +24,7 @@ from specwire.tracing import Attributes
 Event = dict[str, Any]
 _MAX_ID = 64
 _VARIANT = "x-specwire-variant"
+"""The header that asks for one."""
 
 
 class Generations:
@@ -50,7 +51,7 @@ class Generations:
             ClientGoneError: the client has left meanwhile.
         """
         clock = GenerationClock(self._board)
-        explain = partial(refusal_of, names=body.names)
+        explain = partial(refusal_of, names=body.names | {"variant": _VARIANT})
         answer_id = _make_id(body, request.headers.get("x-request-id"))
         headers = {"x-request-id": answer_id}
         variant = request.headers.get(_VARIANT, "")

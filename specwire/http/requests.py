@@ -7,7 +7,7 @@ from pydantic import Field
 from specwire.client import Chat
 from specwire.http.failures import Refusal
 from specwire.http.fields import Fields, ListOf
-from specwire.http.values import encode_bad_words, read_biases, with_text
+from specwire.http.values import encode_bad_words, read_biases, read_messages
 from specwire.sampling_params import SamplingParams
 from specwire.text import is_unicode
 from specwire.tokenizer import Tokenizer
@@ -16,6 +16,7 @@ MAX_PROMPTS = 1024
 """Of one request: each one is a generation of its own."""
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _NUM_SEEDS = 1 << 64
+_OF_CHATS = dict.fromkeys(("prompt", "prompt_token_ids", "chat"), "messages")
 
 
 class StreamOptions(Fields):
@@ -115,12 +116,10 @@ class SamplingFields(Fields):
 
     @property
     def names(self) -> dict[str, str]:
-        """What messages about a value call it, and what the request calls it."""
-        own = {name: name for name in type(self).model_fields}
         renamed = {"bad_words_token_ids": "bad_words"}
         if self.max_tokens is None and self.max_completion_tokens is not None:
             renamed["max_tokens"] = "max_completion_tokens"
-        return own | renamed
+        return super().names | renamed
 
     def _max_tokens(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -199,8 +198,7 @@ class ChatRequest(SamplingFields):
             text = "tool_choice must be auto or none: calls of tools are not read from the answer; leave it out and read them from the text"
             raise Refusal(text, param="tool_choice", code="unsupported_parameter")
         tools = None if self.tool_choice == "none" else self.tools
-        messages = [with_text(message, position) for position, message in enumerate(self.messages)]
-        return Chat(messages, tools, self.add_generation_prompt, self.chat_template_kwargs)
+        return Chat(read_messages(self.messages), tools, self.add_generation_prompt, self.chat_template_kwargs)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -210,8 +208,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def names(self) -> dict[str, str]:
-        chat = dict.fromkeys(("prompt", "prompt_token_ids", "chat"), "messages")
-        return super().names | chat | {"logprobs": "top_logprobs"}
+        return super().names | _OF_CHATS | {"logprobs": "top_logprobs"}
 
 
 class TokenizeRequest(Fields):
@@ -233,8 +230,11 @@ class TokenizeRequest(Fields):
             raise Refusal("prompt or messages must be given, and only one of them; send the other without it", param="prompt")
         if self.messages is None:
             return self.prompt or ""
-        messages = [with_text(message, position) for position, message in enumerate(self.messages)]
-        return Chat(messages, self.tools, self.add_generation_prompt, self.chat_template_kwargs)
+        return Chat(read_messages(self.messages), self.tools, self.add_generation_prompt, self.chat_template_kwargs)
+
+    @property
+    def names(self) -> dict[str, str]:
+        return super().names | (_OF_CHATS if self.prompt is None else {})
 
 
 class DetokenizeRequest(Fields):

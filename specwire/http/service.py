@@ -3,17 +3,18 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from specwire.config import HttpConfig
+from specwire.errors import SpecwireError
 from specwire.http.board import Board
 from specwire.http.encoding import decode, encode, encode_text, token_texts
 from specwire.http.exposition import Exposition
-from specwire.http.failures import Refusal
+from specwire.http.failures import Refusal, refusal_of
 from specwire.http.fields import Body, read_fields
 from specwire.http.generate import Generations
 from specwire.http.lifetime import Lifetime
@@ -96,7 +97,7 @@ class HttpService:
             answer = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
             return answer | {"token_strs": await token_texts(token_ids, tokenizer) if body.return_token_strs else None}
 
-        return JSONResponse(await self._call(request, tokenize))
+        return JSONResponse(await self._call(request, tokenize, body.names))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
@@ -108,16 +109,26 @@ class HttpService:
             check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
             return {"prompt": await decode(body.tokens, tokenizer)}
 
-        return JSONResponse(await self._call(request, detokenize))
+        return JSONResponse(await self._call(request, detokenize, body.names))
 
     async def render_metrics(self) -> bytes:
         """For Prometheus."""
         return await self._exposition.render()
 
-    async def _call(self, request: Request, work: Callable[[Caller], Any]) -> Any:
-        """What the work gives with the coordinator as this request's caller may use it."""
-        with self._upstream.caller(request.headers.get("authorization")) as caller:
-            return await self.lifetime.run(request.receive, work(caller))
+    async def _call(self, request: Request, work: Callable[[Caller], Any], names: Mapping[str, str] | None = None) -> Any:
+        """What the work gives with the coordinator as this request's caller may use it.
+
+        Args:
+            names: as of `refusal_of`.
+
+        Raises:
+            Refusal: the request is wrong, or can't be served.
+        """
+        try:
+            with self._upstream.caller(request.headers.get("authorization")) as caller:
+                return await self.lifetime.run(request.receive, work(caller))
+        except SpecwireError as error:
+            raise refusal_of(error, names or {}) from error
 
     async def _list_models(self, caller: Caller) -> list[dict[str, Any]]:
         model = await caller.model()

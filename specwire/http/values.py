@@ -1,5 +1,6 @@
 """Values of bodies, as sampling and chat templates take them."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,17 +15,46 @@ _MAX_BAD_CHARACTERS = 65_536
 _MAX_BIASES = 300_000  # more than any vocabulary has
 
 
-def with_text(message: Mapping[str, Any], position: int) -> Mapping[str, Any]:
-    """The message with its content as one text, which is what templates read. Parts are lines of it."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
+def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates read them: with what is null left out, content as one text, and arguments of tools as objects. An answer that had
+    nothing but calls of tools has empty content.
+
+    Raises:
+        Refusal: content that is no text.
+    """
+    return [_read_message(message, position) for position, message in enumerate(messages)]
+
+
+def _read_message(message: dict[str, Any], position: int) -> dict[str, Any]:
+    read = {key: value for key, value in message.items() if value is not None}
+    if isinstance(read.get("content"), list):
+        read["content"] = _join(read["content"], position)
+    if isinstance(read.get("tool_calls"), list):
+        read["tool_calls"] = [_read_call(call) for call in read["tool_calls"]]
+        read.setdefault("content", "")
+    return read
+
+
+def _read_call(call: object) -> object:
+    """A call whose arguments are an object: OpenAI has them as JSON text. Text that is no object stays what it is, as the model wrote it."""
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _join(content: list[Any], position: int) -> str:
+    """Parts of text as lines."""
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             text = f"messages[{position}].content has a part of type {str(kind)[:40]!r}, but the model reads only text"
             raise Refusal(f"{text}; send parts such as {{'type': 'text', 'text': ...}}", param="messages", code="unsupported_parameter")
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+    return "\n".join(part["text"] for part in content)
 
 
 def read_biases(biases: Mapping[str, float]) -> dict[int, float]:

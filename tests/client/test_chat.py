@@ -87,9 +87,9 @@ async def test_wrong_messages_are_named(client: AsyncClient, engine: ScriptedEng
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ({"chat_template_kwargs": {"enable_thinkng": True}}, "no variable enable_thinkng; besides messages and tools it reads enable_thinking"),
-        ({"chat_template_kwargs": {"messages": []}}, "no variable messages"),
-        ({"chat_template_kwargs": {"bos_token": ""}}, "no variable bos_token"),
+        ({"chat_template_kwargs": {"enable_thinkng": True}}, "enable_thinkng, which the model's chat template does not read; besides messages"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs has messages"),
+        ({"chat_template_kwargs": {"bos_token": ""}}, "chat_template_kwargs has bos_token"),
     ],
 )
 async def test_what_the_template_does_not_read_is_refused(client: AsyncClient, arguments: dict[str, Any], part: str) -> None:
@@ -115,7 +115,7 @@ async def test_text_that_is_no_unicode(client: AsyncClient) -> None:
     ("template", "arguments", "error", "part"),
     [
         (None, {}, FailedPreconditionError, "the model has no chat template"),
-        ("{{ messages[0].content }}", {"tools": [TOOL]}, InvalidArgumentError, "1 tools were sent, but the model's chat template knows none"),
+        ("{{ messages[0].content }}", {"tools": [TOOL]}, InvalidArgumentError, "tools has 1 of them, but the model's chat template knows none"),
         ("{{ raise_exception('no system') }}", {}, InvalidArgumentError, "refuses the messages: no system"),
         ("{{ messages[0].content }}", {"chat_template_kwargs": {"x": 1}}, InvalidArgumentError, "it reads no others"),
     ],
