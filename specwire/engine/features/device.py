@@ -42,7 +42,7 @@ def open_pages(memory: DeviceMemory, dtype: torch.dtype, shape: Sequence[int], d
     """Another process's tensor, to be read only, as memory of this process's own GPU; it is there as long as its process.
 
     That of another GPU is mapped, and read by kernels of one's own GPU over the link between them (peer access); the other GPU runs nothing for it,
-    and this process need not see it (CUDA_VISIBLE_DEVICES).
+    and this process need not see it (CUDA_VISIBLE_DEVICES; CUDA's documentation of cudaIpcOpenMemHandle).
 
     Args:
         device: where it is read: `cuda` or `cuda:N`.
