@@ -50,6 +50,13 @@ class Storm:
         weights, functions = zip(*actions, strict=True)
         self.random.choices(functions, weights)[0]()
 
+    async def pause(self) -> None:
+        """Lets a step come, if there is anything to step for."""
+        num_steps = self.cluster.num_steps
+        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await self.cluster.until(lambda: self.cluster.num_steps > num_steps or not self.is_moving)
+
     def join(self) -> None:
         rng = self.random
         if len(self.live) >= 24:
@@ -154,10 +161,7 @@ async def test_random_steps(seed: int) -> None:
         while cluster.num_steps < NUM_STEPS or (cluster.num_steps < MOST_STEPS and _find_missing(cluster.engine.counters)):
             await storm.act()
             storm.live = [request for request in storm.live if not request.sink.ended]
-            num_steps = cluster.num_steps
-            await asyncio.sleep(0)
-            async with asyncio.timeout(60):
-                await cluster.until(lambda num_steps=num_steps: cluster.num_steps > num_steps or not storm.is_moving)  # type: ignore[misc]
+            await storm.pause()
         await storm.heal()
         ends = [await check(request) for request in storm.requests]
         _check_coverage(cluster.engine.counters, storm, ends)
