@@ -150,6 +150,8 @@ def _parse(text: str, path: str) -> tuple[ApiKey, ...] | None:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         raise InvalidArgumentError(f"the API keys {path} are neither YAML nor JSON{where}; see docs/security.md for the form") from error
+    except (ValueError, AttributeError, RecursionError) as error:  # such as a 30th of February, or a number of thousands of digits
+        raise InvalidArgumentError(f"the API keys {path} have a value that is none ({error}); see docs/security.md for the form") from error
     if entries is None:
         return None
     if not isinstance(entries, list):

@@ -22,6 +22,7 @@ from specwire.speculative_keys import FOREIGN_KEYS, check_foreign_key
 from specwire.speculative_method import METHOD_ALIASES, MODEL_METHODS, check_method, check_options, inferred_method, unread_options
 
 _DEFAULT_NUM_TOKENS = 5
+_MOST_SHOWN = 200
 MAX_NUM_TOKENS = 128
 """Largest K that may be configured."""
 MAX_TREE_DEPTH = 256
@@ -210,8 +211,9 @@ def read_keys(text: str) -> dict[str, Any]:
     """
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidArgumentError(f'speculative_config {text!r} is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and what is nested too deeply
+        shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+        raise InvalidArgumentError(f'speculative_config {shown!r} is no JSON ({error}); write it as in {{"method": "ngram"}}') from error
     return _normal_keys(values)
 
 

@@ -146,6 +146,8 @@ def test_any_value_survives(model: str, memory: int, prefix_caching: bool) -> No
         (CoordinatorConfig, {"half_batches_from": 8, "speculative_config": ADAPTIVE}, "--half-batches-from is 8, but adaptive verification"),
         (CoordinatorConfig, {"canary_config": '{"num_speculative_token": 2}'}, "--canary-config: speculative_config has the unknown key"),
         (CoordinatorConfig, {"canary_config": "[1"}, "--canary-config: speculative_config '[1' is no JSON"),
+        (CoordinatorConfig, {"canary_config": "[" * 5000}, f"--canary-config: speculative_config '{'[' * 200}...' is no JSON"),
+        (CoordinatorConfig, {"canary_config": f'{{"num_speculative_tokens": {"1" * 5000}}}'}, "is no JSON (Exceeds the limit"),
     ],
 )
 def test_bad_values_are_refused_by_name(kind: type, values: dict[str, Any], message: str) -> None:
