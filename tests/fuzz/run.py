@@ -9,11 +9,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 
 from tests.fuzz.descriptions import DescriptionsTarget
+from tests.fuzz.pulls import PullTarget
 from tests.fuzz.replies import RepliesTarget
 from tests.fuzz.targets import CoordinatorTarget, DraftTarget, Target, VerifyTarget
 
 TARGETS: dict[str, Callable[[], Target | RepliesTarget | DescriptionsTarget]] = {
     "Verify": VerifyTarget,
+    "PullFeatures": PullTarget,
     "Draft": DraftTarget,
     "Generate": lambda: CoordinatorTarget("Generate"),
     "Session": lambda: CoordinatorTarget("Session"),
