@@ -18,7 +18,7 @@ from benchmarks.gpu.schedule import Schedule, choose_schedule
 from benchmarks.gpu.sizes import Sizes, add_sizes, chosen_sizes
 from benchmarks.gpu.slices import Slice, Slices, make_parser
 from benchmarks.gpu.two_gpus_lanes import measure_lanes
-from benchmarks.gpu.two_gpus_placement import SERVICES, measure_placement
+from benchmarks.gpu.two_gpus_placement import measure_placement, needed_services
 from benchmarks.gpu.two_gpus_services import Services, serve_services, synthetic_rates
 from specwire.config import DEFAULT_MODEL
 
@@ -48,7 +48,7 @@ async def choose_k(services: Services) -> Schedule:
 
 async def measure_services(part: Slice, name: str, sizes: Sizes, options: argparse.Namespace) -> None:
     """A slice of made-up weights, behind services of its own."""
-    names = SERVICES if name == "placement" else ("v0", "d0", "v1", "d1")
+    names = needed_services(part, sizes.concurrency) if name == "placement" else ["v0", "d0", "v1", "d1"]
     if name == "lanes":
         sizes = replace(sizes, num_steps=_LANES_STEPS)
     with tempfile.TemporaryDirectory(prefix="sw-") as folder:

@@ -61,7 +61,16 @@ PLACEMENTS = (
     Placement(EAGLE3, GRPC, "g1", 2),
 )
 """What tells most comes first: a run may be cut."""
-SERVICES = ("v0", "d1", "e1", "g1", "d0", "e0")
+VERIFIER = "v0"
+
+
+def needed_services(part: Slice, concurrency: Sequence[int]) -> list[str]:
+    """Those of placements that are not measured yet, the verifier first."""
+    return [VERIFIER, *dict.fromkeys(placement.service for placement in PLACEMENTS if _left(part, placement, concurrency))]
+
+
+def _left(part: Slice, placement: Placement, concurrency: Sequence[int]) -> list[int]:
+    return [c for c in placement.counts(concurrency) if not part.has(c=c, drafter=placement.drafter, placement=placement.name)]
 
 
 async def measure_placement(part: Slice, services: Services, prompts: list[list[int]]) -> None:
@@ -82,18 +91,18 @@ async def measure_placement(part: Slice, services: Services, prompts: list[list[
 async def _measure(part: Slice, services: Services, prompts: list[list[int]], placement: Placement) -> None:
     """What is left of one."""
     sizes = services.peers.sizes
-    name = {"drafter": placement.drafter, "placement": placement.name}
-    counts = [count for count in placement.counts(sizes.concurrency) if not part.has(c=count, **name)]
+    counts = _left(part, placement, sizes.concurrency)
     if not counts:
         return
     k = {MODEL: sizes.num_draft_tokens, EAGLE3: HEAD_NUM_DRAFTS, NONE: 0}[placement.drafter]
     half_batches_from = 2 if placement.is_halved else 0
-    async with services.coordinate(fixed(sizes, k), ["v0"], [placement.service], half_batches_from=half_batches_from) as served:
+    async with services.coordinate(fixed(sizes, k), [VERIFIER], [placement.service], half_batches_from=half_batches_from) as served:
         await fill_caches(served, prompts[: max(counts)])
         metrics = services.metrics.get(placement.service, "") if k else ""
         tracer = Tracer(served, NUM_HALVES if placement.is_halved else 1, shares_gpu=placement.name == SHARED, metrics=metrics)
         for count in counts:
-            row: dict[str, Any] = {"c": count, **name, "k": k, **await measure_batch(served, prompts[:count])}
+            row: dict[str, Any] = {"c": count, "drafter": placement.drafter, "placement": placement.name, "k": k}
+            row |= await measure_batch(served, prompts[:count])
             if k and row["drafted_share"] < _LEAST_DRAFTED:
                 raise UnavailableError(f"of the steps of {count} sequences {row['drafted_share']:.0%} had drafts; fallbacks: {row['fallbacks']}")
             row["tok_s_per_gpu"] = row["tok_s"] / placement.num_gpus

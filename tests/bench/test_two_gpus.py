@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import two_gpus, two_gpus_placement, two_gpus_services, two_gpus_tables
+from benchmarks.gpu.slices import Slice
 from benchmarks.gpu.two_gpus_lanes import Load, describe, k_of
 from benchmarks.gpu.two_gpus_measure import idle_shares
-from benchmarks.gpu.two_gpus_placement import PLACEMENTS, SERVICES, break_even, compare
+from benchmarks.gpu.two_gpus_placement import PLACEMENTS, break_even, compare, needed_services
 
 
 def measure(folder: Path, *names: str, count: int = 2) -> list[dict[str, Any]]:
@@ -69,15 +70,22 @@ def test_what_a_gpu_for_the_drafter_brings() -> None:
     assert break_even(140.0, 140.0) is None
 
 
-def test_placements_name_services_that_run() -> None:
-    assert {placement.service for placement in PLACEMENTS} <= set(SERVICES)
+def test_half_batches_are_measured_where_there_are_some() -> None:
     assert [placement.counts([1, 8, 32, 128, 256]) for placement in PLACEMENTS if placement.is_halved] == [[32, 128, 256]] * 2
+
+
+def test_only_services_of_what_is_left_start(tmp_path: Path) -> None:
+    part = Slice("two_gpus placement", tmp_path / "placement.json", {}, [])
+    assert sorted(needed_services(part, [1, 32])) == ["d0", "d1", "e0", "e1", "g1", "v0"]
+    for placement in PLACEMENTS[:-1]:
+        for count in placement.counts([1, 32]):
+            part.add({"c": count, "drafter": placement.drafter, "placement": placement.name})
+    assert needed_services(part, [1, 32]) == ["v0", "g1"]
 
 
 def test_what_fails_leaves_the_other_placements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole and half batches are measured, though one more drafter can't be started."""
     own, halves, shared = PLACEMENTS[:3]
-    monkeypatch.setattr(two_gpus, "SERVICES", ("v0", "d1", "x0"))
     monkeypatch.setattr(two_gpus_placement, "PLACEMENTS", (dataclasses.replace(shared, service="x0"), own, halves))
     configs = two_gpus_services._Configs.of
 
