@@ -10,6 +10,7 @@ import json
 import logging
 import random
 import shutil
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -277,4 +278,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what there is will be packed
     sys.exit(main())
