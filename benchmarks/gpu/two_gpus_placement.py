@@ -117,7 +117,8 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own_x_shared: tokens a second with a GPU for the drafter beside one GPU for both. halves_x_own: half batches beside whole ones. grpc_x_own:
     features over gRPC beside those read from GPU to GPU. own_x_best: the better of whole and half batches beside the most that one GPU gives, with a
     drafter or without one; own_x_best_per_gpu: the same with both GPUs counted; break_even_verifiers: see `break_even`.
-    drafter_serves: verifiers that would keep the drafter's GPU busy all the time; no more than these can share it.
+    drafter_serves: verifiers that would keep the drafter's GPU busy all the time; no more than these can share it. halves_ms: the step of half
+    batches, beside what half as many sequences let expect (halves_predicted_ms).
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for drafter in (MODEL, EAGLE3):
@@ -134,15 +135,24 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 gains["grpc_x_own"] = known[GRPC] / known[OWN]
             if own is not None and SHARED in known and PLAIN in known:
                 gains |= {"own_x_best": own / one_gpu, "own_x_best_per_gpu": own / (2 * one_gpu), "break_even_verifiers": break_even(own, one_gpu)}
-            idle = next((row["drafter_gpu_idle"] for row in rows if _is_own(row, drafter, count) and "drafter_gpu_idle" in row), 1.0)
+            cells = {(row["placement"], row["c"]): row for row in rows if row["drafter"] == drafter and "period_ms" in row}
+            idle = cells[OWN, count]["drafter_gpu_idle"] if (OWN, count) in cells else 1.0
             gains |= {"drafter_serves": 1 / (1 - idle)} if idle < 1 else {}
+            if (HALVES, count) in cells and (OWN, count // 2) in cells:
+                gains |= {"halves_ms": cells[HALVES, count]["period_ms"], "halves_predicted_ms": halves_ms(cells[OWN, count // 2])}
             if gains:
                 found.setdefault(drafter, {})[str(count)] = gains
     return {"gains": found}
 
 
-def _is_own(row: Mapping[str, Any], drafter: str, count: int) -> bool:
-    return (row["drafter"], row["placement"], row["c"]) == (drafter, OWN, count)
+def halves_ms(half: Mapping[str, Any]) -> float:
+    """What both half batches take, by the parts of a step of one of them alone: the verifier is busy twice, the drafter is, or a half waits for its
+    own drafts, messages and round.
+
+    Args:
+        half: the row of half as many sequences with whole batches.
+    """
+    return float(max(2 * half["forward_ms"], 2 * half["draft_ms"], half["period_ms"]))
 
 
 def break_even(own_tok_s: float, one_gpu_tok_s: float) -> float | None:

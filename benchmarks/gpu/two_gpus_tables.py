@@ -32,6 +32,11 @@ def placement_tables(found: Mapping[str, Any]) -> Iterator[str]:
             parts = [_figure(gains, name, "{:.2f}") for name in ("own_x_shared", "own_x_best", "own_x_best_per_gpu")]
             body.append([label, str(count), *tok_s, plain, *parts, needed, _figure(gains, "drafter_serves", "{:.1f}")])
     yield table(header, body)
+    halved = [
+        [_NAMES[drafter], count, *(_figure(gains, name, "{:.1f}") for name in ("halves_ms", "halves_predicted_ms"))]
+        for drafter, by_count in found["gains"].items() for count, gains in by_count.items() if "halves_ms" in gains
+    ]  # fmt: skip
+    yield table(["drafter", "sequences", "step of half batches, ms", "by the parts of a step of half as many"], halved)
     header = ["drafter", "placed", "sequences", "draft, ms", "hops to the drafter", "hops to the verifier", "verify", "step",
               "the verifier's GPU idle", "the drafter's GPU idle"]  # fmt: skip
     yield table(header, [_step(row) for row in rows if row["placement"] != GRPC])
@@ -69,7 +74,9 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {"placement": 
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
+    """In Markdown; none without rows."""
+    if not rows:
+        return ""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
@@ -93,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, tables in TABLES.items():
         path = folder / f"two_gpus-{name}.json"
         if path.is_file():
-            sys.stdout.write("\n".join(tables(json.loads(path.read_text(encoding="utf-8")))) + "\n")
+            found = json.loads(path.read_text(encoding="utf-8"))
+            sys.stdout.write("".join(f"{text}\n" for text in tables(found) if text))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from benchmarks.gpu import two_gpus, two_gpus_placement, two_gpus_services, two_
 from benchmarks.gpu.slices import Slice
 from benchmarks.gpu.two_gpus_lanes import Load, describe, k_of
 from benchmarks.gpu.two_gpus_measure import idle_shares
-from benchmarks.gpu.two_gpus_placement import PLACEMENTS, break_even, compare, needed_services
+from benchmarks.gpu.two_gpus_placement import PLACEMENTS, break_even, compare, halves_ms, needed_services
 
 
 def measure(folder: Path, *names: str, count: int = 2) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def test_idle_shares() -> None:
 def test_what_a_gpu_for_the_drafter_brings() -> None:
     tok_s = {"own": 150.0, "halves": 180.0, "shared": 140.0}
     rows: list[dict[str, Any]] = [{"c": 8, "drafter": "model", "placement": name, "tok_s": speed} for name, speed in tok_s.items()]
-    rows[0]["drafter_gpu_idle"] = 0.75
+    rows[0] |= {"drafter_gpu_idle": 0.75, "period_ms": 20.0}
     rows.append({"c": 8, "drafter": "none", "placement": "plain", "tok_s": 120.0})
     gains = compare(rows)["gains"]["model"]["8"]
     assert gains == pytest.approx(
@@ -68,6 +68,19 @@ def test_what_a_gpu_for_the_drafter_brings() -> None:
     num_verifiers = gains["break_even_verifiers"]
     assert num_verifiers * 180 / (num_verifiers + 1) == pytest.approx(140), "at the break-even a GPU brings as much with the drafter's as without"
     assert break_even(140.0, 140.0) is None
+
+
+def test_what_half_batches_should_take() -> None:
+    half = {"forward_ms": 20.0, "draft_ms": 8.0, "period_ms": 33.0, "drafter_gpu_idle": 0.75}
+    assert halves_ms(half) == 40, "the verifier is busy all the time"
+    assert halves_ms(half | {"draft_ms": 21.0}) == 42
+    assert halves_ms(half | {"forward_ms": 15.0}) == 33, "each half waits for its own messages"
+    rows = [
+        {"c": count, "drafter": "model", "placement": name, "tok_s": 1.0, **half} | {"period_ms": period}
+        for count, name, period in ((128, "own", 33.0), (256, "own", 60.0), (256, "halves", 44.0))
+    ]
+    gains = compare(rows)["gains"]["model"]
+    assert (gains["256"]["halves_ms"], gains["256"]["halves_predicted_ms"], "halves_ms" in gains["128"]) == (44, 40, False)
 
 
 def test_half_batches_are_measured_where_there_are_some() -> None:
