@@ -4,6 +4,7 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -15,7 +16,7 @@ from specwire.offline.metrics import Metric, read_metrics
 from specwire.offline.options import StackFlags, make_options
 from specwire.offline.outputs import RequestOutput, make_output
 from specwire.offline.progress import show_progress
-from specwire.offline.prompts import OfflinePrompt, list_conversations, list_prompts, prompt_text, prompt_token_ids
+from specwire.offline.prompts import OfflinePrompt, check_params, list_conversations, list_prompts, prompt_text, prompt_token_ids
 from specwire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | PathLike[str] | None = None,
         *,
         speculative_config: Mapping[str, Any] | None = None,
-        config: str | None = None,
+        config: str | PathLike[str] | None = None,
         overrides: Sequence[str] = (),
         **flags: Unpack[StackFlags],
     ) -> None:
@@ -140,6 +141,7 @@ class LLM:
         timeout: float | None,
         request_id: str,
     ) -> list[RequestOutput]:
+        check_params(sampling_params, len(prompts))
         self._services.check()
         tokenizer = self._tokenizer()
         outputs: list[RequestOutput | None] = [None] * len(prompts)

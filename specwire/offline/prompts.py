@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from specwire.client import Chat, Prompt
 from specwire.errors import InvalidArgumentError
+from specwire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
@@ -35,6 +36,18 @@ def list_conversations(messages: Sequence[Any]) -> list[Sequence[Mapping[str, An
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InvalidArgumentError(f"messages is {reprlib.repr(messages)}; give a list of {{'role': ..., 'content': ...}}, or a list of such lists")
     return [messages] if isinstance(messages[0], Mapping) else list(messages)
+
+
+def check_params(sampling_params: Any, num_prompts: int) -> None:
+    """Raise InvalidArgumentError unless these are parameters for all prompts, or a list with those of each."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return
+    is_list = isinstance(sampling_params, Sequence) and all(isinstance(each, SamplingParams) for each in sampling_params)
+    if not is_list:
+        raise InvalidArgumentError(f"sampling_params is {reprlib.repr(sampling_params)}; give SamplingParams, or a list with those of each prompt")
+    if len(sampling_params) != num_prompts:
+        text = f"sampling_params lists {len(sampling_params)} SamplingParams for {num_prompts} prompts"
+        raise InvalidArgumentError(f"{text}; give one for each prompt, or one for all")
 
 
 def prompt_text(prompt: Prompt, token_ids: Sequence[int], tokenizer: "Tokenizer | None") -> str | None:

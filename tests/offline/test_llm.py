@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from specwire import LLM, Chat, InvalidArgumentError, RequestOutput, SamplingPar
 from specwire.messages import SpecStats
 from specwire.offline import Counter, RequestMetrics, Vector
 from specwire.offline import llm as llm_module
+from specwire.offline.options import make_options
 from specwire.offline.progress import show_progress
 from tests.engine.tiny_models import save_tiny_model
 
@@ -95,8 +97,11 @@ def test_parameters_of_each_prompt(llm: LLM) -> None:
     outputs = llm.generate(["abc", "abc"], [PARAMS, PARAMS.replace(max_tokens=4)])
     assert [len(output.outputs[0].token_ids) for output in outputs] == [16, 4]
     assert outputs[0].outputs[0].token_ids[:4] == outputs[1].outputs[0].token_ids
-    with pytest.raises(InvalidArgumentError, match="params lists 1 SamplingParams for 2 prompts"):
+    with pytest.raises(InvalidArgumentError, match="sampling_params lists 1 SamplingParams for 2 prompts"):
         llm.generate(["abc", "abc"], [PARAMS])
+    for wrong in (3, "ab", [PARAMS, 3], {"max_tokens": 3}):
+        with pytest.raises(InvalidArgumentError, match="sampling_params is"):
+            llm.generate(["abc", "abc"], wrong)  # type: ignore[arg-type]
 
 
 def test_chat(llm: LLM) -> None:
@@ -164,12 +169,40 @@ def test_progress_shows_counts_and_speed() -> None:
         ({"speculative_config": {"methods": "ngram"}}, "methods"),
         ({"overrides": ["verifier.max_num_seq=1"]}, "max_num_seq"),
         ({"config": "none.yaml"}, "none.yaml"),
+        ({"config": ""}, "config is ''"),
+        ({"config": 3}, "config is 3"),
+        ({"model": b"x"}, "model is b'x'"),
+        ({"model": ""}, "model is ''"),
+        ({"speculative_config": "ngram"}, "speculative_config is 'ngram', but must be a mapping"),
+        ({"speculative_config": {"method": {3}}}, "speculative_config can't be read"),
+        ({"overrides": "verifier.max_num_seqs=1"}, "overrides is 'verifier"),
+        ({"overrides": {"verifier.max_num_seqs": 1}}, "overrides is {"),
+        ({"overrides": [3]}, r"overrides is \[3\]"),
+        ({"num_threads": "4"}, "num_threads is '4', but must be an integer"),
+        ({"kv_cache_memory": 1e9}, "kv_cache_memory is 1000000000.0, but must be an integer"),
+        ({"max_num_seqs": True}, "max_num_seqs is True, but must be an integer"),
+        ({"verifiers": 2.5}, "verifiers is 2.5, but must be an integer"),
+        ({"gpu_memory_utilization": "0.5"}, "gpu_memory_utilization is '0.5', but must be a number"),
+        ({"skip_tokenizer": "yes"}, "skip_tokenizer is 'yes', but must be True or False"),
+        ({"dtype": 3}, "dtype is 3, but must be text"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecwireError, match=message):
         LLM(**arguments)  # type: ignore[arg-type]
+
+
+def test_what_other_programs_hold_is_taken(tmp_path: Path) -> None:
+    """Paths as objects, numpy's numbers, and None for what was left out."""
+    save_tiny_model(tmp_path / "draft")
+    (tmp_path / "specwire.yaml").write_text("verifier: {max_num_seqs: 3}\n")
+    speculation = {"method": "draft_model", "model": tmp_path / "draft"}
+    flags = {"num_threads": numpy.int64(2), "max_model_len": None, "startup_timeout_s": 7}
+    options = make_options(tmp_path / "draft", speculation, tmp_path / "specwire.yaml", ("verifier.max_num_batched_tokens=64",), flags)
+    assert (options.verifier.model, options.verifier.max_num_seqs, options.verifier.num_threads) == (str(tmp_path / "draft"), 3, 2)
+    assert (options.verifier.max_num_batched_tokens, options.up.startup_timeout_s) == (64, 7.0)
+    assert options.verifier.speculative_config.model == str(tmp_path / "draft")
 
 
 def test_ctrl_c_ends_the_batch_and_nothing_else(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
