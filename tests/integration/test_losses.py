@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from specwire.client.aio import AsyncClient
 from specwire.client.results import StreamEvent
 from specwire.client.stream import AsyncTokenStream
-from specwire.config import CoordinatorConfig
+from specwire.config import CoordinatorConfig, DrafterConfig
 from specwire.errors import UnavailableError
 from specwire.rpc import is_serving, open_channel
 from specwire.sampling_params import SamplingParams
+from tests.drafter.helpers import serve_drafter
 from tests.engine.tiny_models import save_tiny_model
 from tests.waiting import until
 
@@ -68,6 +70,26 @@ async def test_the_only_verifier_is_killed_and_comes_back(socket_dir: Path, fold
         assert events[-1].finish_reason == "length"
     finally:
         verifier.kill()
+
+
+async def test_the_only_verifier_comes_back_with_another_model(socket_dir: Path, tmp_path: Path, folder: Path, expected: list[int]) -> None:
+    """Coordinator and client need no restart, and a drafter that drafts for both goes on."""
+    other = tmp_path / "other"
+    save_tiny_model(other, seed=1)
+    address = f"unix:{socket_dir}/verifier"
+    others = OneTokenLoop(other, 256, num_threads=1).generate(_PROMPT, _PARAMS).token_ids
+    async with serve_drafter(socket_dir, DrafterConfig(skip_tokenizer=True)) as drafter, AsyncExitStack() as resources:
+        async with serve_verifier(socket_dir, verifier_config(folder)):
+            stack = await resources.enter_async_context(coordinate(socket_dir, [address], [drafter.addresses[0]]))
+            assert (await stack.client.generate(_PROMPT, _PARAMS)).token_ids == expected
+        await until(lambda: not stack.engine.ready.is_ready)
+        async with serve_verifier(socket_dir, verifier_config(other)):
+            await stack.client.wait_ready()
+            result = await stack.client.generate(_PROMPT, _PARAMS)
+            assert (result.token_ids, (await stack.client.get_status()).model_id) == (others, "other")
+            assert expected != others, "the models differ"
+            assert all(link.is_connected for link in stack.engine.lanes[0].links)
+            assert stack.engine.counters.num_drafter_losses == 0
 
 
 async def test_a_coordinator_that_is_killed_leaves_nothing_open(socket_dir: Path, folder: Path, coordinator: Service, expected: list[int]) -> None:
