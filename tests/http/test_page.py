@@ -165,6 +165,17 @@ async def test_chat_with_live_charts(served: Served, browser: Browser) -> None:
     await served.until_idle()
 
 
+async def test_positions_without_drafts_have_no_share(served: Served, browser: Browser) -> None:
+    await served.post("/v1/chat/completions", QUESTION | {"max_draft_tokens": 2})
+    page, problems = await open_page(browser, served.url)
+    await expect(page.locator("#acceptance rect")).to_have_count(2)
+    assert re.fullmatch(
+        r"Acceptance by position: \d+%, \d+%, none, none, none", await page.locator("#acceptance svg").get_attribute("aria-label") or ""
+    )
+    await expect(page.locator("#acceptance text", has_text="–")).to_have_count(3)
+    assert not problems
+
+
 async def test_stop_ends_the_generation(socket_dir: Path, browser: Browser) -> None:
     async with http_served(socket_dir, verifier={"delay_s": 0.02}) as served:
         page, problems = await open_page(browser, served.url)

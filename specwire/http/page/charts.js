@@ -8,16 +8,23 @@ const PARTS = {
   verify_queue_ms: ["verify_queue", "wait at verifier"], forward_ms: ["forward", "target model"], commit_ms: ["commit", "commit, stream"],
 };
 
+// shares: null where there is no bar to show.
 export function barChart(shares, counts) {
   const height = 110, top = 16, bottom = 92, slot = WIDTH / Math.max(shares.length, 4), width = Math.min(slot * 0.7, 46);
-  const label = `Acceptance by position: ${shares.map((share) => `${Math.round(100 * share)}%`).join(", ")}`;
+  const label = `Acceptance by position: ${shares.map((share) => (share === null ? "none" : `${Math.round(100 * share)}%`)).join(", ")}`;
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
   svg.append(draw("line", { class: "axis", x1: 0, x2: WIDTH, y1: bottom, y2: bottom }));
   for (const [index, share] of shares.entries()) {
-    const size = (bottom - top) * share, middle = slot * (index + 0.5);
+    const middle = slot * (index + 0.5);
+    svg.append(text(middle, height - 4, `${index}`));
+    if (share === null) {
+      svg.append(text(middle, bottom - 4, "–"));
+      continue;
+    }
+    const size = (bottom - top) * share;
     const bar = draw("rect", { class: "bar", x: middle - width / 2, y: bottom - size, width, height: size, rx: 2 });
     bar.append(draw("title", {}, `position ${index}: ${showNumber(100 * share)}% of ${counts[index]} drafts`));
-    svg.append(bar, text(middle, bottom - size - 4, slot < 26 ? `${Math.round(100 * share)}` : `${Math.round(100 * share)}%`), text(middle, height - 4, `${index}`));
+    svg.append(bar, text(middle, bottom - size - 4, slot < 26 ? `${Math.round(100 * share)}` : `${Math.round(100 * share)}%`));
   }
   return svg;
 }

@@ -43,7 +43,7 @@ export class History {
     });
   }
 
-  // Acceptance by position of the last seconds; since the start where nothing was drafted in them.
+  // Acceptance by position of the last seconds, null where nothing was drafted; since the start where nothing was in them.
   acceptance() {
     const now = this.looks.at(-1);
     const before = this.looks.find((look) => look.uptime_s >= now.uptime_s - RECENT_S);
@@ -51,7 +51,7 @@ export class History {
     const isRecent = recent[0] > 0;
     const drafts = isRecent ? recent : now.drafts_per_position;
     const accepted = isRecent ? difference(now.accepted_per_position, before.accepted_per_position) : now.accepted_per_position;
-    const shares = drafts.map((count, position) => (count ? accepted[position] / count : 0));
+    const shares = drafts.map((count, position) => (count > 0 ? accepted[position] / count : null));
     return { shares, counts: drafts, span: drafts[0] > 0 ? (isRecent ? `last ${RECENT_S} s` : "since the start") : "" };
   }
 }
