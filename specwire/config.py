@@ -82,7 +82,7 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_tls(self)
-        check_verifier(self.weights, self.dtype, self.device, self.speculative_config)
+        check_verifier(self.weights, self.dtype, self.device, self.max_model_len, self.speculative_config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from specwire.number_formats import check_formats
 from specwire.speculative_config import SpeculativeConfig, read_keys
 
 
-def check_verifier(weights: str, dtype: str, device: str, speculative: SpeculativeConfig) -> None:
+def check_verifier(weights: str, dtype: str, device: str, max_model_len: int, speculative: SpeculativeConfig) -> None:
     """Raises InvalidArgumentError or UnsupportedError unless these fields of a verifier go together."""
     check_formats(weights, dtype, device)
+    if max_model_len == 1:  # 0 is the model's context
+        raise InvalidArgumentError("--max-model-len is 1, but a prompt token and an output token need 2; raise it")
     if _is_cuda(device) and speculative.rejection_sample_method == "probabilistic":
         raise UnsupportedError(
             f"rejection_sample_method is probabilistic and --device is {device}, but captured rounds have no kernel of the ratio test; "
