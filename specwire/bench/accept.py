@@ -16,7 +16,7 @@ from specwire.bench.metrics import measure
 from specwire.bench.progress import show_progress, stop_on_interrupt
 from specwire.bench.report import FILE_WIDTH, check_output, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
-from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
+from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop, warn_of_failures
 from specwire.bench.serve_report import settings
 from specwire.bench.targets import connect
 from specwire.bench.workload import Prompt, PromptLine, file_prompts, read_prompt_file
@@ -143,7 +143,9 @@ async def _run(options: AcceptOptions, lines: list[PromptLine], make_client: Cal
                 )  # fmt: skip
                 with show_progress(label, len(prompts)) as ended:
                     generator = LoadGenerator(send, time.perf_counter, max_concurrency=options.max_concurrency, keep_tokens=True, on_end=ended)
-                    return await generator.run(prompts, None, stop)
+                    made = await generator.run(prompts, None, stop)
+                warn_of_failures(made)
+                return made
 
             drafted = await run("with drafts", options.params)
             plain = await run("without drafts", options.params.replace(max_draft_tokens=0)) if options.baseline and not drafted.interrupted else None

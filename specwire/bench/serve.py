@@ -4,12 +4,14 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from specwire.bench.environment import describe_environment
 from specwire.bench.metrics import measure
 from specwire.bench.progress import show_progress, stop_on_interrupt
+from specwire.bench.record import INTERRUPTED
 from specwire.bench.report import FILE_WIDTH, check_output, print_differences, print_serve, write_json
 from specwire.bench.runner import LoadGenerator, LoadRun
 from specwire.bench.serve_options import ServeOptions, plan_arrivals
@@ -95,6 +97,7 @@ async def run_target(options: ServeOptions, lines: list[PromptLine] | None, make
                 )
                 run = await generator.run(prompts, arrivals_s, stop)
             cpu_s += time.process_time()
+        warn_of_failures(run)
         side = await target.end()
         texts = [target.text(record.token_ids) for record in run.records] if options.save_detailed else []
     cpu_share = cpu_s / max(run.end_s - run.start_s, 1e-9)
@@ -108,3 +111,11 @@ def check_warmup(run: LoadRun) -> None:
         raise SpecwireError(f"all {len(failed)} requests of the warm-up failed; the first one with {failed[0].error}: {failed[0].error_text}")
     if failed:
         logger.warning("%d of %d requests of the warm-up failed; the first one with %s", len(failed), len(run.records), failed[0].error_text)
+
+
+def warn_of_failures(run: LoadRun) -> None:
+    """Says why requests failed, if some did: once for each kind."""
+    failed = [record for record in run.records if not record.is_ok and record.error != INTERRUPTED]
+    first = {record.error: record.error_text for record in reversed(failed)}
+    for kind, count in Counter(record.error for record in failed).most_common():
+        logger.warning("%d of %d requests failed with %s; the first one: %s", count, len(run.records), kind, first[kind])

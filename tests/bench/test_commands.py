@@ -100,7 +100,7 @@ def test_serve_a_prompt_file_at_a_rate_without_speculation(served: Served, tmp_p
     assert "requests" not in report
 
 
-def test_failed_requests_do_not_stop_the_run(served: Served, tmp_path: Path) -> None:
+def test_failed_requests_do_not_stop_the_run(served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Prompts of more tokens than the model's context are refused one by one."""
     output = tmp_path / "serve.json"
     arguments = [
@@ -113,6 +113,7 @@ def test_failed_requests_do_not_stop_the_run(served: Served, tmp_path: Path) -> 
     assert report["errors_by_kind"] == {"InvalidArgumentError": report["failed"]}
     assert 0 < report["failed"] < 30
     assert "InvalidArgumentError" in result.stdout
+    assert f"{report['failed']} of 30 requests failed with InvalidArgumentError; the first one: the prompt has " in caplog.text
     assert bench(*arguments, "--allow-errors").exit_code == 0
 
 
