@@ -14,6 +14,7 @@ from specwire.config import CoordinatorConfig
 from specwire.messages import RoundTiming, RowStatus, VerifyCost, VerifyResult
 from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.budget import Ints
+from specwire.policy.clock import StepKind
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES, blend_qualities, grades_of
@@ -148,28 +149,54 @@ class LanePolicy:
                 drafts[row] = drafts[row][:number]
         return drafts
 
+    def idle(self) -> None:
+        """The lane has nothing to do."""
+        self.cost.clock.pause()
+
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
-        """See `Choice.observe`. Learns from what became of the step's drafts, and how long it took; of one step of a few where there are many rows in
-        each."""
-        timing = result.timing
+        """See `Choice.observe`. Learns from what became of the step's drafts, and how long its parts took, of one step of a few where there are many
+        rows in each; and how long whole steps take, of all."""
+        timing, now_ns, kind = result.timing, time.monotonic_ns(), _kind_of(choice)
+        clock_ms = self.cost.clock.committed(choice.step, kind, now_ns)
         # A round that ran ahead was at the verifier before the one before it had ended.
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
         if not choice.is_observed:
+            if clock_ms:
+                _once_sent(lambda: self._observe_clock(choice, round_, kind, clock_ms, tell))
             return
         if (kept := choice.kept) is not None:
             rows = _rows_of_round(round_, choice.rows)
-            _once_sent(lambda: self._observe_drafts(choice, kept, rows, result))
-        if timing.received_ns:
-            measured = _measure(choice, round_, timing, started_ns)
-            _once_sent(lambda: self._observe_cost(choice, round_, measured, tell))
+            _once_sent(lambda: self._observe_drafts(choice, kept, rows, result, clock_ms))
+        measured = _measure(choice, round_, timing, started_ns, now_ns) if timing.received_ns else None
+        _once_sent(lambda: self._observe_cost(choice, round_, measured, kind, clock_ms, tell))
 
-    def _observe_cost(self, choice: Choice, round_: "Round", measured: StepMs, tell: Callable[[float, float], None]) -> None:
+    def _observe_cost(
+        self, choice: Choice, round_: "Round", measured: StepMs | None, kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]
+    ) -> None:
         drafts, self.cost.drafts = self.cost.drafts, choice.curves  # the next step may have others
         try:
-            if not self.cost.unknown and (whole := self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)) is not None:
-                tell(*whole)
+            if measured is not None and not self.cost.unknown:
+                self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)
         finally:
             self.cost.drafts = drafts
+        self._observe_clock(choice, round_, kind, clock_ms, tell)
+
+    def _observe_clock(self, choice: Choice, round_: "Round", kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]) -> None:
+        if self.cost.unknown:
+            return
+        shape, kept, parts_ms = self._shape_of_round(choice, round_), choice.kept, (0.0, 0.0)
+        if kind is StepKind.LOCKSTEP and kept is not None:
+            if not choice.request.is_probe:
+                parts_ms = kept.parts_ms
+            elif choice.draft_ms:  # of drafters that may have to catch up first
+                parts_ms = self.cost.lockstep_parts_ms(choice.budget, shape, choice.draft_ms)
+            clock_ms *= parts_ms[0] > 0
+        is_ahead = kind is StepKind.RUN_AHEAD
+        whole = self.cost.clock.observe(
+            kind, clock_ms, shape.num_rows, shape.num_tokens + choice.budget, lambda: (self.cost.plain_parts_ms(shape),) * 2 if is_ahead else parts_ms
+        )  # fmt: skip
+        if whole is not None:
+            tell(*whole)
 
     def _shape_of_round(self, choice: Choice, round_: "Round") -> StepShape:
         """As it was sent."""
@@ -200,7 +227,7 @@ class LanePolicy:
         )
         return shape, num_sampling
 
-    def _observe_drafts(self, choice: Choice, kept: Kept, rows: Rows[int], result: VerifyResult) -> None:
+    def _observe_drafts(self, choice: Choice, kept: Kept, rows: Rows[int], result: VerifyResult, clock_ms: float) -> None:
         """Of many rows some, in turn."""
         num_asked, grades = choice.num_asked, choice.grades
         stride = -(-len(rows) // _MAX_OBSERVED)
@@ -211,7 +238,7 @@ class LanePolicy:
         answers = [result.rows[row] for row in rows]
         num_accepted = np.array([answer.num_accepted if answer.status is _OK else -1 for answer in answers])
         num_accepted[num_accepted > kept.num_kept] = -1
-        self.policy.observe(kept, num_asked, grades, num_accepted)
+        self.policy.observe(kept, num_asked, grades, num_accepted, clock_ms)
 
     def _group(self, place: "DraftSlot") -> int:
         """What kind of drafts a place's are; found once."""
@@ -288,9 +315,18 @@ def _count_asks(num_drafts: list[int]) -> list[int]:
     return (len(num_drafts) - np.cumsum(numbers)[:-1]).tolist()
 
 
-def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int) -> StepMs:
+def _kind_of(choice: Choice) -> StepKind:
+    shape = choice.shape
+    if shape.longest_row > 1:
+        return StepKind.OTHER
+    if shape.num_requested:
+        return StepKind.OTHER if choice.kept is None else StepKind.LOCKSTEP
+    return StepKind.RUN_AHEAD
+
+
+def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int, now_ns: int) -> StepMs:
     """What the parts of a step took that is committed now."""
-    parts = step_parts(round_.plan.times, timing, time.monotonic_ns())
+    parts = step_parts(round_.plan.times, timing, now_ns)
     # A clock that is set meanwhile counts only as far as it fits into the round trip.
     verify_ms = min(max(0, timing.finished_ns - started_ns), parts.forward) / 1e6
     hop_ms = (parts.plan + parts.verify_hop + parts.commit) / 1e6

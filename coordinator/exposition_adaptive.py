@@ -19,8 +19,10 @@ PREDICTED_STEP = _histogram("predicted_step_seconds", "whole steps as the cost m
 MEASURED_STEP = _histogram("measured_step_seconds", "the same steps as they were", "verifier")
 COST_ERROR = _gauge("cost_error_ratio", "median of |predicted - measured| / measured of the last steps (adaptive verification)", "verifier")
 COST_FACTOR = _gauge(
-    "cost_factor", "what predictions are multiplied by: verify, of the verifier's table, or hop, time between peers", "verifier", "part"
-)
+    "cost_factor",
+    "what predictions are multiplied by: verify, of the verifier's table; hop, time between peers; run_ahead and lockstep, whole steps by the clock",
+    "verifier", "part",
+)  # fmt: skip
 CALIBRATION_ERROR = _gauge(
     "calibration_error", "mean of |predicted - observed| acceptance of drafts at this position (from 0); sampling: greedy or random",
     "method", "sampling", "position",
@@ -45,9 +47,15 @@ def collect_adaptive(engine: Engine) -> Iterator[Sample]:
             yield Sample(metric, (address,), value)
     for lane in lanes:
         if (policy := lane.policy) is not None:
-            yield Sample(COST_ERROR, (lane.address,), policy.cost.errors.median)
-            yield Sample(COST_FACTOR, (lane.address, "verify"), policy.cost.verify.correction.factor)
-            yield Sample(COST_FACTOR, (lane.address, "hop"), policy.cost.hops.correction.factor)
+            cost = policy.cost
+            yield Sample(COST_ERROR, (lane.address,), cost.clock.errors.median)
+            for part, factor in (
+                ("verify", cost.verify.correction.factor),
+                ("hop", cost.hops.correction.factor),
+                ("run_ahead", cost.clock.run_ahead.factor),
+                ("lockstep", cost.clock.lockstep.factor),
+            ):
+                yield Sample(COST_FACTOR, (lane.address, part), factor)
     for kind in engine.calibration_statistics:
         for position, error in enumerate(kind.calibration_error_by_position):
             yield Sample(CALIBRATION_ERROR, (kind.method, "greedy" if kind.is_greedy else "random", str(position)), error)

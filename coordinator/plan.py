@@ -117,6 +117,8 @@ def make_plan(lane: "Lane") -> Plan | None:
         return None
     chunks = _chunks(lane, decodes, prefills, sum(num_drafts), is_decoding=is_decoding)
     if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=may_open) for link in lane.links)):
+        if lane.policy is not None and not lane.in_flight:
+            lane.policy.idle()
         return None
     own_rows = None
     if choice is not None and is_mixed:

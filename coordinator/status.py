@@ -105,9 +105,11 @@ def _policy(lane: "Lane", measured: LaneMetrics) -> PolicyStatus:
         num_offered_tokens=measured.num_offered,
         num_kept_tokens=int(measured.budget.sum),
         forecast=tuple(policy.policy.forecast.acceptance()),
-        cost_error=policy.cost.errors.median,
+        cost_error=policy.cost.clock.errors.median,
         verify_factor=policy.cost.verify.correction.factor,
         hop_factor=policy.cost.hops.correction.factor,
+        run_ahead_factor=policy.cost.clock.run_ahead.factor,
+        lockstep_factor=policy.cost.clock.lockstep.factor,
     )
 
 

@@ -73,6 +73,8 @@ def beliefs(policy: LanePolicy) -> dict[str, Any]:
         "num_probes": policy.policy.counters.num_probes,
         "verify_factors": {size: round(correction.at(size), 3) for size in _SIZES},
         "hop_factor": round(policy.cost.hops.correction.factor, 3),
+        "run_ahead_factors": {size: round(policy.cost.clock.run_ahead.at(size), 3) for size in _SIZES},
+        "lockstep_factors": {size: round(policy.cost.clock.lockstep.at(size), 3) for size in _SIZES},
         "draft_factors": [round(curve.correction.factor, 3) for curve in policy.cost.drafts],
     }
 

@@ -29,7 +29,7 @@ def speculation(status: CoordinatorStatus) -> list[RenderableType]:
 
 
 def _policies(lanes: tuple[LaneStatus, ...]) -> Table:
-    header = ("lane", "K", "drafts kept", "probes", "cost error", "verify x", "hop x", "expected acceptance by position (from 0)")
+    header = ("lane", "K", "drafts kept", "probes", "cost error", "verify, hop, ahead, lockstep x", "expected acceptance by position (from 0)")
     return make_table(header, [_policy_row(lane) for lane in lanes if lane.policy.is_adaptive], title="adaptive verification", num_left=2)
 
 
@@ -41,8 +41,10 @@ def _policy_row(lane: LaneStatus) -> tuple[str | Text, ...]:
         f"{policy.num_kept_tokens}/{policy.num_offered_tokens}",
         str(policy.num_probes),
         f"{100 * policy.cost_error:.0f}%" if policy.cost_error else _NONE,
-        f"{policy.verify_factor:.2f}",
-        f"{policy.hop_factor:.2f}",
+        " ".join(
+            f"{factor:.2f}" if factor else _NONE  # an older coordinator does not say all
+            for factor in (policy.verify_factor, policy.hop_factor, policy.run_ahead_factor, policy.lockstep_factor)
+        ),
         " ".join(f"{rate:.2f}" for rate in policy.forecast),
     )
 

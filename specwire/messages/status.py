@@ -36,6 +36,7 @@ class PolicyStatus:
         forecast: acceptance rates by position, to be expected if all drafts were verified.
         cost_error: median of |predicted - measured| / measured of the last steps.
         verify_factor, hop_factor: what the verifier's table, and the time between the peers, are multiplied by.
+        run_ahead_factor, lockstep_factor: what whole steps are multiplied by, by the clock, that run ahead, or wait for drafts.
     """
 
     is_adaptive: bool = False
@@ -48,6 +49,8 @@ class PolicyStatus:
     cost_error: float = 0.0
     verify_factor: float = 1.0
     hop_factor: float = 1.0
+    run_ahead_factor: float = 1.0
+    lockstep_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

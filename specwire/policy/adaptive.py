@@ -11,9 +11,9 @@ How a lane's step uses it. `shape` is the step without drafts (specwire.policy.c
     commit   policy.observe(kept, num_asked, grades, num_accepted)    when the round is answered: by row, num_accepted -1 where it was not, or was
              dropped; of all rounds, or of some
 
-What the steps took goes to `StepCost.observe`, by whoever measures it. One policy belongs to one lane; a calibrator may be shared by all lanes.
-All state is changed by these calls alone: equal calls give equal choices. Choices may look at the drafts' scores only where acceptance compares
-with the target's own token (`strict`), where no choice can change what is emitted.
+What the steps' parts took goes to `StepCost.observe`, and what whole steps took to `StepClock`, by whoever measures it. One policy belongs to one
+lane; a calibrator may be shared by all lanes. All state is changed by these calls alone: equal calls give equal choices. Choices may look at the
+drafts' scores only where acceptance compares with the target's own token (`strict`), where no choice can change what is emitted.
 
 Rollouts need no mode of their own: as a batch drains, fewer sequences share a step, its cost stays flat over more tokens, and both choices grow
 by themselves, to K_max for the last sequences.
@@ -35,6 +35,8 @@ from specwire.policy.request import DraftRequest, PolicyCounters, RequestPlanner
 
 _LONE_TRIALS = 16.0
 """What a probe that nothing is drafted beside leaves of older observations of its bins."""
+_MAX_SURPRISE = 2.0
+"""Times as long as it should have taken, that a step counts for at most; and the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Kept:
         survival: [R, K] probabilities that a draft and all before it are accepted; -1 where there is none.
         request: what was asked for.
         num_rows, num_sampling: R of the step, and sequences that emit a token in it whatever is drafted.
-        expected_tokens, cost_ms: what the step should emit, and take; 0 where that is not known.
+        expected_tokens, cost_ms: what the step should emit, and take; 0 where that is not known. parts_ms: the latter without the factor by the
+            clock, and if no draft were verified.
         plain_ms: what it would have taken without drafts, as the lane runs ahead.
         worth, promised: see `RequestPlanner.promise`.
     """
@@ -62,6 +65,7 @@ class Kept:
     num_sampling: int
     expected_tokens: float
     cost_ms: float
+    parts_ms: tuple[float, float]
     plain_ms: float
     worth: float
     promised: float
@@ -130,12 +134,14 @@ class AdaptivePolicy:
         survival = survivals_of_probabilities(calibrated.confidences, num_offered, num_drafts)
         worth, promised = self._planner.promise(shape)
         if self.cost.unknown:
-            num_kept, expected, cost_ms, plain_ms = num_offered.copy(), 0.0, 0.0, 0.0
+            num_kept, expected, cost_ms, parts_ms, plain_ms = num_offered.copy(), 0.0, 0.0, (0.0, 0.0), 0.0
         else:
             priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked)
-            costs = self.cost.budgets_ms(num_drafts, priced)
+            parts = self.cost.budgets_parts_ms(num_drafts, priced)
+            costs = self.cost.clock.in_lockstep(parts, shape.num_tokens)
             budget = choose_budget(survival, num_sampling, costs, worth if shape.longest_row > 1 else None)
             num_kept, num_tokens, expected, cost_ms = budget.num_kept, budget.num_tokens, budget.expected_tokens, budget.cost_ms
+            parts_ms = float(parts[num_tokens]), float(parts[0])
             plain_ms = self.cost.plain_ms(shape)
         if request.is_probe:
             rows = probed_rows(len(num_offered), self.counters.num_probes)
@@ -144,16 +150,17 @@ class AdaptivePolicy:
         self.counters.num_offered += num_drafts
         self.counters.num_kept += num_tokens
         return Kept(
-            num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, plain_ms, worth, promised
+            num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, parts_ms, plain_ms, worth, promised
         )  # fmt: skip
 
-    def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints) -> None:
+    def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints, clock_ms: float = 0.0) -> None:
         """A round was answered.
 
         Args:
             kept: of this step, or some of its rows.
             num_asked, grades: [R] drafts that each row was asked for, 1 or more, and its grade then.
             num_accepted: [R] of the drafts that were verified; -1 where that is not known.
+            clock_ms: that the step took; 0 = not known, as it should have taken.
         """
         request, is_known = kept.request, num_accepted >= 0
         typical = num_asked >= (np.array(request.by_grade)[grades] if request.by_grade else request.num_drafts)
@@ -164,7 +171,9 @@ class AdaptivePolicy:
         self.calibrator.observe(kept.calibrated, num_verified, num_accepted, most_trials=_LONE_TRIALS if request.is_lone else math.inf)
         if not request.is_probe and kept.cost_ms and kept.worth and is_known.any():
             accepted = kept.num_rows * float(num_accepted[is_known].mean())
-            self._planner.observe_step(accepted, kept.cost_ms - kept.plain_ms, kept.worth, kept.promised, kept.num_sampling)
+            # One hiccup must not end drafting.
+            took_ms = min(max(clock_ms, kept.cost_ms / _MAX_SURPRISE), kept.cost_ms * _MAX_SURPRISE) if clock_ms else kept.cost_ms
+            self._planner.observe_step(accepted, took_ms - kept.plain_ms, kept.worth, kept.promised, kept.num_sampling)
         if request.is_lone and len(num_accepted):
             by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
             whole = is_known & (kept.num_kept == kept.num_offered)

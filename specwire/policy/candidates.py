@@ -88,15 +88,10 @@ def find_candidates(
     num_drafts = int(num_by_grade.sum()) * most
     budgets = np.arange(0, num_drafts + 1, max(1, num_drafts // _NUM_BUDGETS))
     budgets[-1] = num_drafts
-    none = budgets[:1]
-    run_ahead_ms = float(cost.step_ms(none, shape._replace(num_requested=0))[0])
-    lockstep = shape._replace(num_requested=most, num_asked=(0,) * most, leaves_run_ahead=False)
-    without_drafts = cost.step_ms(budgets, lockstep)
-    bubble_ms = 0.0
-    if shape.leaves_run_ahead:
-        bubble_ms = float(cost.step_ms(none, lockstep._replace(leaves_run_ahead=True))[0] - without_drafts[0])
+    run_ahead_ms = cost.plain_ms(shape)
+    bubble_ms = cost.bubble_ms(shape) if shape.leaves_run_ahead else 0.0
     num_asked = ((options[:, None, :] > np.arange(most)[:, None]) * num_by_grade).sum(axis=2)
-    costs = without_drafts + cost.draft_ms(num_asked, shape)[:, None]
+    costs = cost.lockstep_ms(budgets, num_asked, shape)
     spread = costs + bubble_ms / stay_steps
     expected = num_sampling + forecast.gains(budgets, num_by_grade, options)
     best = np.argmax(expected / spread if tokens_per_ms is None else expected - tokens_per_ms * spread, axis=1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specwire.messages import DraftCost, VerifyCost
-from specwire.policy.correction import PredictionErrors
+from specwire.policy.clock import StepClock
 from specwire.policy.curves import DraftCurve, FloatArray, HopCurve, IntArray, VerifyCurve
 
 
@@ -58,8 +58,8 @@ class StepCost:
                         + min(V, H(1)) if it leaves run-ahead: the bubble. The round that runs ahead next finds the verifier idle, and
                           takes H(1) + V instead of max(V, H(1)).
 
-    Each curve has a slow factor of its own, the verifier's one for each size, which follow what `observe` is told. Curves may be shared: a
-    drafter's by all lanes.
+    Each curve has a slow factor of its own, the verifier's one for each size, which follow what `observe` is told, and the whole has another one, by
+    the clock. Curves may be shared: a drafter's by all lanes.
 
     Args:
         verify: the lane's verifier.
@@ -72,9 +72,8 @@ class StepCost:
         self.verify = verify
         self.drafts = tuple(drafts)
         self.hops = hops or HopCurve()
+        self.clock = StepClock()
         self._runs_ahead = num_in_flight > 1
-        self.errors = PredictionErrors()
-        """Of whole steps, without bubbles."""
 
     @classmethod
     def from_tables(cls, verify: VerifyCost, draft: Sequence[DraftCost] = (), draft_ms_per_kv_token: float = 0.0) -> "StepCost":
@@ -89,52 +88,80 @@ class StepCost:
         return "" if all(curve.is_known for curve in self.drafts) else "a drafter has no cost table"
 
     def step_ms(self, num_draft_tokens: IntArray, shape: StepShape) -> FloatArray:
-        """Milliseconds [n] for each number of verified drafts [n] (B); rising with it where those do. Only where `unknown` is empty."""
-        verify_ms = self.verify.ms(shape.num_tokens + num_draft_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        """Milliseconds [n] for each number of verified drafts [n] (B). Only where `unknown` is empty."""
+        num_tokens = shape.num_tokens + num_draft_tokens
+        verify_ms = self.verify.ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         run_ahead_ms = self.hops.ms(shape.num_rows, 1)
+        largest = int(num_tokens.max()) if len(num_tokens) else 0
         if not shape.num_requested:
-            return np.maximum(verify_ms, run_ahead_ms) if self._runs_ahead else verify_ms + run_ahead_ms
+            parts_ms = np.maximum(verify_ms, run_ahead_ms) if self._runs_ahead else verify_ms + run_ahead_ms
+            return parts_ms * self.clock.run_ahead.up_to(largest)[num_tokens]
         draft_ms = max([ms for ms, _ in self._times_of_asked(shape)], default=0.0)
-        step_ms = verify_ms + (self.hops.ms(shape.num_rows, 2) + draft_ms)
+        rest_ms = self.hops.ms(shape.num_rows, 2) + draft_ms
+        step_ms = verify_ms + rest_ms + (self._verify_ms(shape) + rest_ms) * (self.clock.lockstep.up_to(largest)[num_tokens] - 1.0)
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
+
+    def lockstep_ms(self, num_draft_tokens: IntArray, num_asked: IntArray, shape: StepShape) -> FloatArray:
+        """Milliseconds [options, n] of steps in lockstep, without a bubble.
+
+        Args:
+            num_draft_tokens: [n] that are verified.
+            num_asked: [options, K] see `draft_ms`.
+            shape: but for what is asked.
+        """
+        num_tokens = shape.num_tokens + num_draft_tokens
+        verify_ms = self.verify.ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        rest_ms = (self.draft_ms(num_asked, shape) + self.hops.ms(shape.num_rows, 2))[:, None]
+        factors = self.clock.lockstep.up_to(int(num_tokens.max()))[num_tokens]
+        whole_ms: FloatArray = verify_ms + rest_ms + (self._verify_ms(shape) + rest_ms) * (factors - 1.0)
+        return whole_ms
 
     def plain_ms(self, shape: StepShape) -> float:
         """Milliseconds of a step that asks for no drafts: as `step_ms`, of one number."""
-        verify_ms = float(self.verify.ms_from(shape.num_tokens, 0, shape.num_rows, shape.num_kv_tokens, shape.longest_row)[0])
-        hop_ms = self.hops.ms(shape.num_rows, 1)
+        return self.clock.run_ahead.at(shape.num_tokens) * self.plain_parts_ms(shape)
+
+    def plain_parts_ms(self, shape: StepShape) -> float:
+        """The same without the factor by the clock."""
+        verify_ms, hop_ms = self._verify_ms(shape), self.hops.ms(shape.num_rows, 1)
         return max(verify_ms, hop_ms) if self._runs_ahead else verify_ms + hop_ms
 
     def budgets_ms(self, most: int, shape: StepShape) -> FloatArray:
         """Milliseconds [most + 1] of a step in lockstep for each number of verified drafts up to `most`, without a bubble: as `step_ms`, sooner."""
+        return self.clock.in_lockstep(self.budgets_parts_ms(most, shape), shape.num_tokens)
+
+    def budgets_parts_ms(self, most: int, shape: StepShape) -> FloatArray:
+        """The same without the factors by the clock."""
         ms = self.verify.ms_from(shape.num_tokens, most, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         ms += self.hops.ms(shape.num_rows, 2) + max([draft_ms for draft_ms, _ in self._times_of_asked(shape)], default=0.0)
         return ms
 
-    def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> tuple[float, float] | None:
-        """A step has ended: moves the factor of every part that was measured, and keeps how far predictions were off. Returns predicted and
-        measured milliseconds of the whole step, without a bubble; None unless all of its parts were measured.
+    def lockstep_parts_ms(self, num_draft_tokens: int, shape: StepShape, draft_ms: float) -> tuple[float, float]:
+        """What the parts of one step in lockstep should take, where its drafters took so long, and what they would take if no draft were verified."""
+        rest_ms = self.hops.ms(shape.num_rows, 2) + draft_ms
+        return self._verify_ms(shape, num_draft_tokens) + rest_ms, self._verify_ms(shape) + rest_ms
+
+    def bubble_ms(self, shape: StepShape) -> float:
+        """What leaving run-ahead costs such a step."""
+        return min(self._verify_ms(shape), self.hops.ms(shape.num_rows, 1)) if self._runs_ahead else 0.0
+
+    def observe(self, num_draft_tokens: int, shape: StepShape, measured: StepMs) -> None:
+        """A step has ended: moves the factor of every part that was measured.
 
         Args:
             num_draft_tokens: that were verified.
             shape: as it was priced, with the numbers of rows and tokens that were sent.
             measured: its parts.
         """
-        whole = None
         num_tokens = shape.num_tokens + num_draft_tokens
         verify_ms = self.verify.table_ms_of(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
-        hop_ms = self.hops.table_ms(shape.num_rows, 2 if shape.num_requested else 1)
-        draft_ms, drafter = max(self._times_of_asked(shape), key=lambda one: one[0], default=(0.0, None))
-        if measured.verify_ms > 0 < measured.hop_ms and (measured.draft_ms > 0 or not shape.num_requested):
-            parts = StepMs(self.verify.correction.at(num_tokens) * verify_ms, draft_ms, self.hops.correction.factor * hop_ms)
-            is_overlapped = self._runs_ahead and not shape.num_requested
-            predicted_ms, measured_ms = (max(ms.verify_ms, ms.hop_ms) if is_overlapped else sum(ms) for ms in (parts, measured))
-            whole = predicted_ms, measured_ms
-            self.errors.observe(*whole)
         self.verify.correction.observe(num_tokens, verify_ms, measured.verify_ms)
-        self.hops.correction.observe(hop_ms, measured.hop_ms)
+        num_hops = 2 if shape.num_requested else 1
+        self.hops.correction_of(num_hops).observe(self.hops.table_ms(shape.num_rows, num_hops), measured.hop_ms)
+        if not shape.num_requested:
+            return
+        draft_ms, drafter = max(self._times_of_asked(shape), key=lambda one: one[0], default=(0.0, None))
         if drafter is not None:
             drafter.correction.observe(draft_ms / drafter.correction.factor, measured.draft_ms)
-        return whole
 
     def draft_ms(self, num_asked: IntArray, shape: StepShape) -> FloatArray:
         """Milliseconds [n] of the slowest drafter.
@@ -150,6 +177,11 @@ class StepCost:
             if number > 0
         ]
         return np.max(times, axis=0) if times else np.zeros(len(num_asked))
+
+    def _verify_ms(self, shape: StepShape, num_draft_tokens: int = 0) -> float:
+        num_tokens = shape.num_tokens + num_draft_tokens
+        table_ms = self.verify.table_ms_of(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
+        return self.verify.correction.at(num_tokens) * table_ms
 
     def _times_of_asked(self, shape: StepShape) -> list[tuple[float, DraftCurve]]:
         """What each drafter takes for its share of what is asked for; none where the lane runs ahead."""

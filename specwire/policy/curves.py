@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.correction import Correction
-from specwire.policy.shape import ShapeCorrection, log_sizes
+from specwire.policy.shape import ShapeCorrection
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -47,9 +47,6 @@ class VerifyCurve:
 
     def __init__(self, cost: VerifyCost) -> None:
         self.correction = ShapeCorrection()
-        self._log_sizes: FloatArray = np.zeros(0)
-        self._factors: FloatArray = np.zeros(0)
-        self._num_observed = 0
         self._steps = _DenseTable(cost.num_tokens, cost.step_ms, cost.max_graph_tokens)
         self._chunks = _DenseTable(cost.chunk_num_tokens, cost.chunk_ms, 0)
         self._max_graph_row_tokens = cost.max_graph_row_tokens
@@ -72,26 +69,18 @@ class VerifyCurve:
         """See `table_ms`; with the factors."""
         if not len(num_tokens):
             return np.zeros(0)
-        factors = self._factors_up_to(int(num_tokens.max()))[num_tokens]
+        factors = self.correction.up_to(int(num_tokens.max()))[num_tokens]
         return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * factors
 
     def ms_from(self, num_tokens: int, num_more: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
         """The same as `ms` of num_tokens, num_tokens + 1, ..., num_tokens + num_more, sooner."""
         ms = self._table(longest_row).between(num_tokens, num_tokens + num_more) + self._rest_ms(num_rows, num_kv_tokens)
-        ms *= self._factors_up_to(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1]
+        ms *= self.correction.up_to(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1]
         return ms
 
     def table_ms_of(self, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:
         """The same as `table_ms` of one number."""
         return float(self._table(longest_row).between(num_tokens, num_tokens)[0]) + self._rest_ms(num_rows, num_kv_tokens)
-
-    def _factors_up_to(self, largest: int) -> FloatArray:
-        """By number of tokens; made anew when they have changed, which large rounds, of which few are observed, do not with each step."""
-        if largest >= len(self._factors) or self._num_observed != self.correction.num_observed:
-            if largest >= len(self._log_sizes):
-                self._log_sizes = log_sizes(2 * largest + 1)
-            self._factors, self._num_observed = self.correction.of(self._log_sizes[: largest + 1]), self.correction.num_observed
-        return self._factors
 
     def _table(self, longest_row: int) -> "_DenseTable":
         return self._chunks if self._chunks.num_points and 0 < self._max_graph_row_tokens < longest_row else self._steps
@@ -184,10 +173,14 @@ class HopPrior:
 
 
 class HopCurve:
-    """Milliseconds of a step in which neither verifier nor drafter works: (host + host_per_row x rows + hop x number of hops) x factor."""
+    """Milliseconds of a step in which neither verifier nor drafter works: (host + host_per_row x rows + hop x number of hops) x factor.
+
+    Attributes:
+        correction: of steps with drafts; ahead_correction: of those that run ahead, in which there is less to do.
+    """
 
     def __init__(self, prior: HopPrior = HopPrior()) -> None:
-        self.correction = Correction()
+        self.correction, self.ahead_correction = Correction(), Correction()
         self._prior = prior
 
     def table_ms(self, num_rows: int, num_hops: int) -> float:
@@ -196,7 +189,11 @@ class HopCurve:
 
     def ms(self, num_rows: int, num_hops: int) -> float:
         """See `table_ms`; with the factor."""
-        return self.table_ms(num_rows, num_hops) * self.correction.factor
+        return self.table_ms(num_rows, num_hops) * self.correction_of(num_hops).factor
+
+    def correction_of(self, num_hops: int) -> Correction:
+        """The factor of such steps."""
+        return self.ahead_correction if num_hops == 1 else self.correction
 
 
 class _DenseTable:

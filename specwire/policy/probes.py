@@ -9,6 +9,9 @@ never far off. So over T milliseconds, probes lose at most
     probe_share x T + (_NUM_FREE_PROBES + 1 + _MAX_LOANS) x loss,
 
 and what they lead to by mistake is made up for by fewer of them, as far as that limit allows.
+
+The other way round, a lane that always drafts would never know what steps without drafts take: it makes some now and then, a few in a row, since what
+a step that runs ahead takes is the time between two of them.
 """
 
 _NUM_FREE_PROBES = 8
@@ -18,6 +21,10 @@ MIN_PROBE_LOSS = 0.2
 _MAX_LOANS = 4
 _LOSS_DECAY = 1 / 64
 """Of the loss that probes are taken to have, each step, where they seem to lose less."""
+PLAIN_STEPS = 3
+"""Of a spell: the first one fills the pipeline, and there are two periods behind it."""
+SPELL_STEPS = 64
+"""Steps between two spells, even where nothing is known."""
 _STRIDE = 16
 _MIN_ROWS = 4
 
@@ -65,6 +72,44 @@ class Probes:
     def observe(self, *, is_promising: bool) -> None:
         """What the last probe has shown."""
         self._is_promising = is_promising
+
+
+class PlainSpells:
+    """When a lane that drafts makes a few steps without drafts, to measure them.
+
+    Args:
+        share: most of the time that they may lose where it is not in doubt that drafting pays.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._credit_ms = 0.0
+        self._num_left = 0
+        self._num_since = SPELL_STEPS
+
+    def note_plain(self) -> None:
+        """A step that would not draft."""
+        self._num_left = self._num_since = 0
+
+    def is_due(self, step_ms: float, loss_ms: float, *, is_in_doubt: bool) -> bool:
+        """Called once a step that would draft: True for those that are to be without drafts.
+
+        Args:
+            step_ms: of the step with drafts.
+            loss_ms: what all steps of a spell lose.
+            is_in_doubt: whether drafting pays can't be said without it.
+        """
+        if self._num_left:
+            self._num_left -= 1
+            return True
+        self._num_since += 1
+        loss_ms = max(loss_ms, MIN_PROBE_LOSS * step_ms)
+        self._credit_ms = min(self._credit_ms + self._share * step_ms, loss_ms)
+        if not (is_in_doubt and self._num_since >= SPELL_STEPS) and (not self._share or self._credit_ms < loss_ms):
+            return False
+        self._credit_ms = max(0.0, self._credit_ms - loss_ms)
+        self._num_left, self._num_since = PLAIN_STEPS - 1, 0
+        return True
 
 
 def num_probed_rows(num_rows: int) -> int:

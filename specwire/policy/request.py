@@ -1,5 +1,6 @@
 """K_request: how many drafts to ask for, and when to ask though it does not pay (docs/design.md section 4)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,16 +12,16 @@ from specwire.policy.candidates import Candidates, find_candidates, list_options
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES
-from specwire.policy.probes import MIN_PROBE_LOSS, Probes, num_probed_rows
+from specwire.policy.probes import MIN_PROBE_LOSS, PLAIN_STEPS, PlainSpells, Probes, num_probed_rows
 
 _REPLAN_STEPS = 12
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
 _IDLE_STEPS = 24
 """The choice to draft nothing does, as long as no drafts have shown anything new."""
 _MAX_SPREAD = 0.1
-"""Up to which the price of a step without drafts, beside that of the steps that are made, is taken for known."""
-_PLAIN_STEPS = 64
-"""Steps between two that are made without drafts to learn that price."""
+"""Standard deviation of its logarithm up to which the price of a step without drafts, beside those with, is taken for known."""
+_DOUBT = 4.0
+"""Deviations by which that price would have to be wrong, if drafting pays beyond doubt."""
 _STAY_STEPS = 16.0
 """Steps over which the bubble of leaving run-ahead is spread, before it is known for how many steps drafting goes on."""
 _STAY_BLEND = 0.25
@@ -94,6 +95,7 @@ class RequestPlanner:
 
     def __init__(self, cost: StepCost, forecast: SurvivalForecast, counters: PolicyCounters, *, hysteresis: float, probe_share: float) -> None:
         self.probes = Probes(probe_share)
+        self._spells = PlainSpells(probe_share / 4)
         self._cost = cost
         self._forecast = forecast
         self._counters = counters
@@ -104,7 +106,6 @@ class RequestPlanner:
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
         # Running means of drafting steps: tokens a row beyond what their time is worth, and how many more were promised.
         self._gained, self._missed = 0.0, 0.0
-        self._next_plain = 0
         self._step = -1
         self._request = DraftRequest(0)
 
@@ -140,8 +141,9 @@ class RequestPlanner:
             return DraftRequest(0)
         plan = self._plan(shape, num_sampling, most, count_grades)
         self._note_stay(plan.request.num_drafts > 0)
-        if plan.is_plain_unsure and self._step >= self._next_plain:
-            self._next_plain, plan.is_plain_unsure = self._step + _PLAIN_STEPS, False
+        if not plan.request.num_drafts:
+            self._spells.note_plain()
+        elif shape.longest_row == 1 and self._spells.is_due(plan.step_ms, plan.spell_loss_ms, is_in_doubt=plan.is_in_doubt):
             return _MEASURED
         if plan.request.num_drafts == most or not self.probes.is_due(plan.step_ms, plan.probe_loss_ms):
             return plan.request
@@ -192,8 +194,8 @@ class RequestPlanner:
         plan.step_ms = float(found.times_ms[chosen])
         plan.request = _request(options[chosen], num_by_grade)
         plan.promised = float(values[chosen] - values[0]) / num_sampling + self._shortfall
-        spread = self._cost.verify.correction.spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
-        plan.is_plain_unsure = plan.request.num_drafts > 0 and not is_mixed and spread > _MAX_SPREAD
+        plan.is_in_doubt = plan.request.num_drafts > 0 and self._is_in_doubt(found, chosen, shape)
+        plan.spell_loss_ms = PLAIN_STEPS * float(worth * found.times_ms[0] - num_sampling) / worth + self._cost.bubble_ms(shape)
         is_lone, depth = not plan.request.num_drafts, plan.most
         # Where nothing is drafted beside it, it is not counted upon to bring anything, and looks as deep as that costs little more than two drafts.
         gained_ms = 0.0 if is_lone else (found.tokens - num_sampling) / worth
@@ -203,6 +205,13 @@ class RequestPlanner:
         plan.probe = DraftRequest(depth, is_probe=True, is_lone=is_lone)
         plan.probe_loss_ms = float(losses[depth])
         plan.probe_gain = float(worth * found.all_ms[depth] - num_sampling) / max(1, num_drafting)
+
+    def _is_in_doubt(self, found: Candidates, chosen: int, shape: StepShape) -> bool:
+        """Whether drafting may seem to pay only because the price of a step without drafts is not known well."""
+        spread = self._cost.verify.correction.spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
+        deviation = math.hypot(spread, self._cost.clock.run_ahead.deviation(shape.num_tokens))
+        rates = found.tokens / found.times_ms
+        return deviation > _MAX_SPREAD and math.log(rates[chosen] / rates[0]) < _DOUBT * deviation
 
     def note_news(self) -> None:
         """The forecast has changed."""
@@ -218,7 +227,7 @@ class RequestPlanner:
 
         Args:
             num_accepted: of its drafts.
-            longer_ms: time that it took more than one without drafts.
+            longer_ms: time that it took more than one without drafts should take.
             worth, promised: `promise` as it was made.
             num_sampling: sequences that emit a token in it whatever is drafted.
         """
@@ -257,7 +266,8 @@ class _Plan:
         promised: see `RequestPlanner.promise`.
         probe_loss_ms: what a probe costs more than its tokens are worth.
         probe_gain: accepted tokens a row from which on drafting as deep as it does would cost nothing.
-        is_plain_unsure: drafting seems to pay, but what a step without drafts takes is not known well.
+        is_in_doubt: drafting seems to pay, but what a step without drafts takes is not known well.
+        spell_loss_ms: what a few steps without drafts lose.
         most, key: what it was made for; num_uses: how often it was used since; has_news: the forecast has changed since.
     """
 
@@ -268,7 +278,8 @@ class _Plan:
     promised: float = 0.0
     probe_loss_ms: float = 0.0
     probe_gain: float = 0.0
-    is_plain_unsure: bool = False
+    is_in_doubt: bool = False
+    spell_loss_ms: float = 0.0
     most: int = -1
     key: tuple[int, int, int] = (0, 0, 0)
     num_uses: int = 0

@@ -18,49 +18,55 @@ Floats = NDArray[np.float64]
 _NUM_KNOTS = 13
 """From 1 to 4096 tokens; larger rounds have the last one's factor."""
 _LEVEL_VARIANCE = 1.0
-_STEP_VARIANCE = 0.25**2
-"""Prior variances of the logarithms: of all factors together, and between a size and twice as many tokens."""
+STEP_DEVIATION = 0.25
+"""Prior variance of the logarithms of all factors together, and standard deviation of those between a size and twice as many tokens."""
 _LEAST_NOISE = 0.1**2
 """Variance of a measurement's logarithm, at first and at least. It is followed: on a busy machine one time says little."""
 _NOISE_RATE = 1 / 32
-_FORGETTING = 0.0026
+FORGETTING = 0.0026
 """Share of the prior that returns with each step, where the noise is 1: so that in the long run a step moves its size's factor by 5%, as it does a
 slow factor, whatever the noise."""
-_PRIOR = _LEVEL_VARIANCE + _STEP_VARIANCE * np.minimum.outer(np.arange(_NUM_KNOTS), np.arange(_NUM_KNOTS))
+_STEPS = np.minimum.outer(np.arange(_NUM_KNOTS), np.arange(_NUM_KNOTS))
 _LIMIT = math.log(64.0)
+_NONE: Floats = np.zeros(0)
 
 
 class ShapeCorrection:
     """Factors by number of tokens, from 1/64 to 64; 1 before the first measurement.
 
+    Args:
+        forgetting: share of the prior that returns with each measurement, where the noise is 1.
+        step_deviation: of the prior, see above.
+
     Attributes:
         factor: that of the last measured size.
-        num_observed: rounds that have changed the factors.
         errors: of predictions with the factors of their time.
     """
 
-    __slots__ = ("_covariance", "_last", "_logs", "_noise", "errors", "factor", "num_observed")
+    __slots__ = ("_covariance", "_dense", "_forgetting", "_last", "_log_sizes", "_logs", "_noise", "_prior", "errors", "factor")
 
-    def __init__(self) -> None:
+    def __init__(self, forgetting: float = FORGETTING, step_deviation: float = STEP_DEVIATION) -> None:
+        self._forgetting = forgetting
         self.factor = 1.0
-        self.num_observed = 0
         self.errors = PredictionErrors()
         self._noise = _LEAST_NOISE
         self._last = -1, 0.0  # the knot and the surprise of the last round
         self._logs: Floats = np.zeros(_NUM_KNOTS)
-        self._covariance: Floats = _PRIOR.copy()
+        self._prior: Floats = _LEVEL_VARIANCE + step_deviation**2 * _STEPS
+        self._covariance: Floats = self._prior.copy()
+        self._log_sizes: Floats = _NONE
+        self._dense: Floats = _NONE  # of as many sizes as were asked for since the last round
 
     def observe(self, num_tokens: int, table_ms: float, measured_ms: float) -> None:
         """One round of so many tokens: what the table says, without factors, and what was measured. Nothing where either is not a positive finite
         number."""
         if not (0.0 < table_ms < math.inf and 0.0 < measured_ms < math.inf):
             return
-        self.num_observed += 1
         knot, weight = _place(num_tokens)
         log_factor = self._log_factor(knot, weight)
         self.errors.observe(math.exp(log_factor) * table_ms, measured_ms)
         surprise = min(max(math.log(measured_ms / table_ms) - log_factor, -MAX_SURPRISE), MAX_SURPRISE)
-        self._covariance += _FORGETTING * self._noise * (_PRIOR - self._covariance)
+        self._covariance += self._forgetting * self._noise * (self._prior - self._covariance)
         with_size = (1.0 - weight) * self._covariance[knot] + weight * self._covariance[knot + 1]
         variance = float((1.0 - weight) * with_size[knot] + weight * with_size[knot + 1])
         gain = with_size / (variance + self._noise)
@@ -72,6 +78,7 @@ class ShapeCorrection:
         np.minimum(self._logs, _LIMIT, out=self._logs)
         np.maximum(self._logs, -_LIMIT, out=self._logs)
         self._covariance -= gain[:, None] * with_size
+        self._dense = _NONE
         self.factor = math.exp(self._log_factor(knot, weight))
 
     def at(self, num_tokens: int) -> float:
@@ -86,6 +93,20 @@ class ShapeCorrection:
             weights[knot] += sign * (1.0 - weight)
             weights[knot + 1] += sign * weight
         return math.sqrt(max(0.0, float(weights @ self._covariance @ weights)))
+
+    def deviation(self, num_tokens: int) -> float:
+        """How far the factor of one size may be off: the standard deviation of its logarithm."""
+        knot, weight = _place(num_tokens)
+        lower, upper = (1.0 - weight) ** 2 * self._covariance[knot, knot], weight**2 * self._covariance[knot + 1, knot + 1]
+        return math.sqrt(max(0.0, float(lower + upper + 2.0 * weight * (1.0 - weight) * self._covariance[knot, knot + 1])))
+
+    def up_to(self, largest: int) -> Floats:
+        """The factors of 0, 1, ..., `largest` tokens, and of some more; not to be written."""
+        if largest >= len(self._dense):
+            if largest >= len(self._log_sizes):
+                self._log_sizes = log_sizes(2 * largest + 1)
+            self._dense = self.of(self._log_sizes[: largest + 1])
+        return self._dense
 
     def of(self, log_sizes: Floats) -> Floats:
         """[n] factors of sizes [n], given as `log_sizes` has them."""

@@ -39,7 +39,7 @@ from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
 
 COSTS = VerifyCost((1, 8), (4.0, 11.0), 0.25, 0.5, 8, 6, (8, 16), (20.0, 40.0))
-POLICY = PolicyStatus(True, "a drafter has no cost table", 30, 4, 60, 28, (0.75, 0.5, 0.25), 0.0625, 1.25, 0.5)
+POLICY = PolicyStatus(True, "a drafter has no cost table", 30, 4, 60, 28, (0.75, 0.5, 0.25), 0.0625, 1.25, 0.5, 1.125, 1.375)
 FULL = CoordinatorStatus(
     version="0.1.0", uptime_s=100.0, is_ready=True, reason="lane 1: gone", model_id="tiny", max_model_len=512, max_num_seqs=16,
     max_num_batched_tokens=128, num_speculative_tokens=3, max_queue=10, num_waiting=2, num_requests=9, num_requests_ended=5, num_prompt_tokens=70,

@@ -1,7 +1,7 @@
 """A lane's steps in simulated time: costs by a table, acceptance by chance. What is measured are the true costs, which the policy's table need not
 have."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from specwire.messages import DraftCost, VerifyCost
 from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.calibration import Calibrator
+from specwire.policy.clock import StepKind
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
@@ -37,6 +38,14 @@ MODEL = tuple(DraftCost(k, n, k * (_MODEL_SHARE * gemm_ms(n) + n * CONTEXT * _MS
 """K passes of a small model."""
 
 
+Overhead = Callable[[int, int], float]
+"""Milliseconds of a step that no part shows, by sequences and verified drafts; -1 of the latter: it runs ahead."""
+
+
+def no_overhead(num_sequences: int, num_draft_tokens: int) -> float:
+    return 0.0
+
+
 def uniform(num_sequences: int, rate: float = 0.8) -> np.ndarray:
     return np.full(num_sequences, rate)
 
@@ -54,11 +63,12 @@ def expected_tokens(rates: np.ndarray, num_kept: Iterable[int]) -> float:
     return len(rates) + sum(float((rate ** np.arange(1, kept + 1)).sum()) for rate, kept in zip(rates, num_kept, strict=True))
 
 
-def fixed_throughput(draft_cost: tuple[DraftCost, ...], rates: np.ndarray, k: int) -> float:
+def fixed_throughput(draft_cost: tuple[DraftCost, ...], rates: np.ndarray, k: int, overhead: Overhead = no_overhead) -> float:
     """Tokens a millisecond with the same K in all steps."""
     cost = StepCost.from_tables(VERIFY, draft_cost)
     number = len(rates)
-    return expected_tokens(rates, [k] * number) / float(cost.step_ms(np.array([number * k]), shape_of(number, k=k))[0])
+    step_ms = float(cost.step_ms(np.array([number * k]), shape_of(number, k=k))[0]) + overhead(number, number * k if k else -1)
+    return expected_tokens(rates, [k] * number) / step_ms
 
 
 def keep(policy: AdaptivePolicy, request: DraftRequest, scores: list[list[float]], groups: list[int], shape: StepShape, number: int) -> Kept:
@@ -72,6 +82,22 @@ def observe(policy: AdaptivePolicy, kept: Kept, num_asked: list[int], num_accept
     policy.observe(kept, np.array(num_asked), np.full(len(num_asked), UNKNOWN), num_accepted)
 
 
+def tell_clock(cost: StepCost, step: int, now_ms: float, taken: StepShape, num_draft_tokens: int, kept: Kept | None) -> float:
+    """A step is committed at that time; `taken` is what it was. Returns what it is known to have taken, or 0."""
+    kind = StepKind.OTHER if taken.longest_row > 1 else StepKind.RUN_AHEAD if kept is None else StepKind.LOCKSTEP
+
+    def parts_ms() -> tuple[float, float]:
+        if kept is None:
+            return (cost.plain_parts_ms(taken),) * 2
+        if not kept.request.is_probe:
+            return kept.parts_ms
+        return cost.lockstep_parts_ms(num_draft_tokens, taken, float(cost.draft_ms(np.array([taken.num_asked]), taken)[0]))
+
+    known_ms = cost.clock.committed(step, kind, round(1e6 * now_ms))
+    cost.clock.observe(kind, known_ms, taken.num_rows, taken.num_tokens + num_draft_tokens, parts_ms)
+    return known_ms
+
+
 @dataclass(slots=True)
 class SimulatedLane:
     """Steps of one policy.
@@ -80,6 +106,8 @@ class SimulatedLane:
         sigma: noise of the scores' log-odds, which otherwise are those of the true rates.
         has_plain_scores: scores say nothing.
         true_verify: what rounds take, whatever the policy's table says.
+        overhead: see `Overhead`.
+        jitter: of whole steps, as a standard deviation of the logarithm.
     """
 
     policy: AdaptivePolicy
@@ -91,6 +119,9 @@ class SimulatedLane:
     graded: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     has_plain_scores: bool = False
     true_verify: VerifyCurve = field(default_factory=lambda: VerifyCurve(VERIFY))
+    overhead: Overhead = no_overhead
+    jitter: float = 0.0
+    clock_ms: float = 0.0
 
     @classmethod
     def make(cls, draft_cost: tuple[DraftCost, ...], *, sigma: float = 0.5, seed: int = 0) -> "SimulatedLane":
@@ -110,6 +141,7 @@ class SimulatedLane:
         asks = np.array(request.by_grade or (k,) * NUM_GRADES)[grades]
         asks[self.num_steps - self.graded >= RETRY_STEPS] = k
         num_kept = num_accepted = np.zeros(number, dtype=np.int64)
+        kept = None
         if k:
             rows = np.flatnonzero(asks)
             offered = asks[rows]
@@ -125,7 +157,6 @@ class SimulatedLane:
             num_kept[rows] = kept.num_kept
             run = np.cumprod(self.rng.random((number, k)) < rates[:, None], axis=1).sum(axis=1)
             num_accepted = np.minimum(run, num_kept)
-            self.policy.observe(kept, offered, grades[rows], num_accepted[rows])
         num_asked = tuple((asks > j).sum() for j in range(k))
         taken = shape._replace(num_requested=k, num_asked=num_asked, leaves_run_ahead=self.runs_ahead and k > 0)
         self.runs_ahead = k == 0
@@ -134,7 +165,16 @@ class SimulatedLane:
         measured = StepMs(verify_ms, float(cost.draft_ms(np.array([num_asked]), shape)[0]), cost.hops.table_ms(number, 2 if k else 1))
         cost.observe(num_draft_tokens, taken, measured)
         true_cost = StepCost(self.true_verify, cost.drafts, cost.hops)
-        return float(true_cost.step_ms(np.array([num_draft_tokens]), taken)[0]), num_kept, num_accepted, k
+        priced = taken._replace(leaves_run_ahead=False)
+        whole_ms = float(true_cost.step_ms(np.array([num_draft_tokens]), priced)[0]) + self.overhead(number, num_draft_tokens if k else -1)
+        if self.jitter:
+            whole_ms *= float(np.exp(self.jitter * self.rng.standard_normal()))
+        bubble_ms = true_cost.bubble_ms(shape) if taken.leaves_run_ahead else 0.0
+        self.clock_ms += whole_ms
+        known_ms = tell_clock(cost, self.num_steps, self.clock_ms, taken, num_draft_tokens, kept)
+        if kept is not None:
+            self.policy.observe(kept, offered, grades[rows], num_accepted[rows], known_ms)
+        return whole_ms + bubble_ms, num_kept, num_accepted, k
 
     @property
     def grades(self) -> np.ndarray:

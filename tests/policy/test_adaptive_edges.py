@@ -11,6 +11,7 @@ from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import DraftCurve, VerifyCurve
 from specwire.policy.grades import UNKNOWN
+from specwire.policy.probes import PLAIN_STEPS
 from specwire.policy.request import DraftRequest
 from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, keep, mixed, observe, shape_of, uniform
 
@@ -114,7 +115,7 @@ def test_hysteresis_keeps_k_between_choices_that_are_about_as_good() -> None:
         lane = SimulatedLane.make(MODEL)
         lane.policy = AdaptivePolicy(lane.policy.cost, lane.policy.calibrator, K_MAX, hysteresis=hysteresis, probe_share=0)
         asked = [lane.step(uniform(24 + 8 * (step % 2)))[-1] for step in range(250)][150:]
-        changes.append(np.count_nonzero(np.diff(asked)))
+        changes.append(np.count_nonzero(np.diff([k for k in asked if k])))  # but for steps that only measure
     assert changes[0] > 90
     assert changes[1] == 0
 
@@ -161,7 +162,7 @@ def test_drafting_that_loses_is_given_up_for_a_while_whatever_the_forecast_promi
         AdaptivePolicy(StepCost.from_tables(VERIFY, BLOCK), Calibrator(K_MAX), K_MAX, probe_share=0.0), 0.5, np.random.default_rng(0)
     )
     rates = uniform(8)
-    assert sum(lane.step(rates)[3] > 0 for _ in range(100)) >= 98, "all but those that show what a step without drafts takes"
+    assert sum(lane.step(rates)[3] > 0 for _ in range(100)) >= 100 - 2 * PLAIN_STEPS, "all but those that show what a step without drafts takes"
     # Steps that are as long as six without drafts, in which no draft was accepted.
     planner = lane.policy._planner
     worth, promised = planner.promise(shape_of(8))

@@ -90,8 +90,6 @@ def test_with_one_round_in_flight_nothing_overlaps() -> None:
     assert cost.step_ms(np.array([0]), StepShape(num_tokens=4, num_rows=4)) == pytest.approx([verify + host + 0.5])
     drafting = StepShape(num_tokens=4, num_rows=4, num_requested=1, num_drafting=(4,), leaves_run_ahead=True)
     assert cost.step_ms(np.array([0]), drafting) == pytest.approx([verify + host + 2 * 0.5 + 4.0])
-    cost.observe(0, StepShape(num_tokens=4, num_rows=4), StepMs(verify, 0.0, host + 0.5))
-    assert cost.errors.median == pytest.approx(0.0)
 
 
 def test_no_bubble_is_longer_than_the_verifier_s_own_work() -> None:
@@ -205,14 +203,12 @@ def test_factors_follow_when_everything_is_dearer() -> None:
     assert max(errors[100:]) < 0.05
     for curve in (cost.verify, cost.drafts[0], cost.hops):
         assert curve.correction.factor == pytest.approx(1.3, rel=0.03)
-    assert 0 < cost.errors.median <= 0.05
 
 
 def test_what_was_not_measured_moves_nothing() -> None:
     cost = lockstep_cost()
     cost.observe(2, StepShape(4, 4, num_requested=4, num_drafting=(4,)), StepMs(0.0, float("nan"), float("inf")))
     assert {curve.correction.factor for curve in (cost.verify, cost.drafts[0], cost.hops)} == {1.0}
-    assert (len(cost.errors), cost.errors.median) == (0, 0.0)
     assert len(cost.verify.correction.errors) == 0
 
 

@@ -46,8 +46,16 @@ def test_drafts_never_cost_much_whatever_the_table_says(kind: str, num_at_once: 
     assert beside_best >= 0.96
 
 
-@pytest.mark.parametrize(("table", "true", "gain"), [("int4", "int4", 1.2), ("busy", "int4", 1.2), ("bf16", "bf16", 1.4), ("int4", "flat", 1.7)])
+@pytest.mark.parametrize(("table", "true", "gain"), [("int4", "int4", 1.2), ("busy", "int4", 1.2), ("bf16", "bf16", 1.38), ("int4", "flat", 1.7)])
 def test_one_sequence_of_copied_text_gains_what_the_best_fixed_k_gains(table: str, true: str, gain: float) -> None:
     beside_none, beside_best = beside("copy", 1, table, true, num_texts=16)
     assert beside_none >= gain
     assert beside_best >= 0.98
+
+
+def test_what_no_part_shows_of_steps_with_drafts() -> None:
+    """Sixteen copied texts, for which drafts would hardly pay if nothing but parts took time."""
+    texts, lane = read_texts("copy"), TextLane(CURVES["bf16"], CURVES["bf16"], overhead=0.2)
+    none = lane.throughput(texts, 16, 32, 0)
+    lane.throughput(texts, 16, 32, None)
+    assert lane.throughput(texts, 16, 32, None) >= 0.97 * none

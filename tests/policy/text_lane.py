@@ -4,17 +4,19 @@ accepted, is known exactly. Costs are functions; the policy's table need not be 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from drafter_svc.ngram import longest_suffix_match
 from specwire.messages import DraftCost, VerifyCost
-from specwire.policy.adaptive import AdaptivePolicy
+from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
 from specwire.policy.request import DraftRequest
+from tests.policy.simulated_lane import tell_clock
 
 K_MAX = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -80,14 +82,17 @@ class TextLane:
         true_ms: what a round of so many tokens takes.
         table: what the verifier says that it takes.
         noise: of the times, as a standard deviation of the logarithm.
+        overhead: what a step with drafts takes longer than its parts, as a share of it.
     """
 
     true_ms: Curve
     table: Curve
     noise: float = 0.03
+    overhead: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     runs_ahead: bool = True
     num_steps: int = 0
+    clock_ms: float = 0.0
     policy: AdaptivePolicy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,32 +123,36 @@ class TextLane:
         request = DraftRequest(fixed or 0)
         if fixed is None and number:
             request = self.policy.choose_request(self.num_steps, shape, num_rows, K_MAX, lambda: np.bincount(grades, minlength=NUM_GRADES))
-        k, num_kept, num_accepted, num_asked = request.num_drafts if number else 0, np.zeros(number, dtype=np.int64), 0, ()
+        k, num_kept, num_asked = request.num_drafts if number else 0, np.zeros(number, dtype=np.int64), ()
+        accepted, kept, learn = num_kept, None, None
         if k:
-            num_kept, accepted, num_asked = self._draft(running, request, shape, grades, is_fixed=fixed is not None)
-            num_accepted = self._commit(running, accepted)
-        else:
-            num_accepted = self._commit(running, np.zeros(number, dtype=np.int64))
-        budget = int(num_kept.sum())
+            num_kept, accepted, num_asked, kept, learn = self._draft(running, request, shape, grades, is_fixed=fixed is not None)
+        num_accepted, budget = self._commit(running, accepted), int(num_kept.sum())
         verify = self.true_ms(shape.num_tokens + budget) * float(np.exp(self.noise * self.rng.standard_normal()))
         hops, drafting = hop_ms(num_rows, 2 if k else 1), draft_ms(number) if k else 0.0
-        if fixed is None and number:
-            self.policy.cost.observe(budget, shape._replace(num_requested=k, num_asked=num_asked), StepMs(verify, drafting, hops))
         bubble = min(verify, hop_ms(num_rows, 1)) if k and self.runs_ahead else 0.0
         self.runs_ahead = not k
-        return (verify + hops + drafting + bubble if k else max(verify, hops)), num_accepted
+        whole_ms = (verify + hops + drafting) * (1.0 + self.overhead) if k else max(verify, hops)
+        if fixed is None and number:
+            taken = shape._replace(num_requested=k, num_asked=num_asked)
+            self.policy.cost.observe(budget, taken, StepMs(verify, drafting, hops))
+            self.clock_ms += whole_ms
+            known_ms = tell_clock(self.policy.cost, self.num_steps, self.clock_ms, taken, budget, kept)
+            if learn is not None:
+                learn(known_ms)
+        return whole_ms + bubble, num_accepted
 
     def _draft(
         self, running: list[_Running], request: DraftRequest, shape: StepShape, grades: np.ndarray, *, is_fixed: bool
-    ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-        """Drafts verified and accepted by row, and sequences asked for more than 0, 1, ... drafts."""
+    ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Kept | None, Callable[[float], None] | None]:
+        """Drafts verified and accepted by row, sequences asked for more than 0, 1, ... drafts, the choice, and what learns of it."""
         asks = np.array(request.by_grade or (request.num_drafts,) * NUM_GRADES)[grades]
         asks[[self.num_steps - each.graded_step >= RETRY_STEPS for each in running]] = request.num_drafts
         found = [each.text.drafts(each.length, ask) for each, ask in zip(running, asks, strict=True)]
         offered, true = np.array([drafts for _, drafts, _ in found]), np.array([right for _, _, right in found])
         num_asked = tuple(int((asks > j).sum()) for j in range(request.num_drafts))
         if is_fixed:
-            return offered, true, num_asked
+            return offered, true, num_asked, None, None
         rows = np.flatnonzero(asks)
         scores = np.repeat([match / (match + 1) for match, _, _ in found], offered)
         group = self.policy.calibrator.group("ngram", is_greedy=True)
@@ -155,8 +164,7 @@ class TextLane:
         num_kept = np.zeros(len(running), dtype=np.int64)
         num_kept[rows] = kept.num_kept
         accepted = np.minimum(true, num_kept)
-        self.policy.observe(kept, asks[rows], grades[rows], accepted[rows])
-        return num_kept, accepted, num_asked
+        return num_kept, accepted, num_asked, kept, partial(self.policy.observe, kept, asks[rows], grades[rows], accepted[rows])
 
     @staticmethod
     def _commit(running: list[_Running], accepted: np.ndarray) -> int:

@@ -193,7 +193,8 @@ class _LocalVerifyStream(_LocalStream):
             await pause(verifier.script.delay_s, message)
             verifier.answered(self._session)
             if verifier.script.tells_times:
-                result = dataclasses.replace(result, timing=timing_since(started_ns))
+                timing = dataclasses.replace(timing_since(started_ns), received_ns=message.sent_ns or started_ns)
+                result = dataclasses.replace(result, timing=timing)
             self._inbox.put_nowait(result)
 
     def announce_end(self) -> None:
