@@ -1,6 +1,6 @@
 """Runs the drafter-invariance matrix on the default model and writes what it found as JSON. Takes 20 minutes and more on 2 cores.
 
-python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...] [--head FOLDER] [--only-head] [--jobs 2]
+python -m benchmarks.invariance [--prompts 12] [--max-tokens 64] [--only NAME ...] [--head FOLDER] [--only-head] [--jobs 2] [--work FILE]
 """
 
 import argparse
@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, write_report
+from benchmarks.report import RESULTS, describe_versions, write_report
 from specwire.config import DEFAULT_MODEL
 from specwire.engine.checkpoint import resolve_model
 from specwire.engine.models.hashing import weights_hash
@@ -34,16 +34,18 @@ def main() -> None:
     parser.add_argument("--head", type=Path, default=HEAD, help="folder of a draft head of the model")
     parser.add_argument("--only-head", action="store_true", help="configurations in which the head drafts, alone")
     parser.add_argument("--jobs", type=int, default=1, help="configurations at once, each among services of its own")
+    parser.add_argument("--work", type=Path, help="file of finished configurations: a call that was cut goes on at its next one")
     args = parser.parse_args()
-    report = run_matrix(args.prompts, args.max_tokens, args.only, args.head, only_head=args.only_head, num_jobs=args.jobs)
+    report = run_matrix(args.prompts, args.max_tokens, args.only, args.head, only_head=args.only_head, num_jobs=args.jobs, work=args.work)
     path = write_report("invariance" + (f"_{head_method(args.head)}" if args.only_head else ""), report, args.results)
     print(f"{path}: {json.dumps(report['total'])}")
 
 
 def run_matrix(
-    num_prompts: int = 12, max_tokens: int = 64, only: Sequence[str] = (), head: Path = HEAD, *, only_head: bool = False, num_jobs: int = 1
+    num_prompts: int = 12, max_tokens: int = 64, only: Sequence[str] = (), head: Path = HEAD, *, only_head: bool = False, num_jobs: int = 1,
+    work: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Runs the configurations one after the other; raises AssertionError for the first one with a difference that nothing excuses."""
+    """Runs the configurations that `work` lacks; raises AssertionError for the first one with a difference that nothing excuses."""
     started = time.monotonic()
     folder = resolve_model(DEFAULT_MODEL)
     target = OneTokenLoop(folder, MAX_MODEL_LEN, NUM_THREADS)
@@ -52,9 +54,13 @@ def run_matrix(
     _say(started, f"reference: {sum(len(e.token_ids) for e in expected.values())} tokens of {len(cases)} requests")
     method = head_method(head)
     chosen = [c for c in full_matrix(method) if (not only or c.name in only) and (c.has_head(method) or not only_head)]
+    model = {"name": DEFAULT_MODEL, "weights": weights_hash(folder)[:16], "draft_noise_scale": NOISE_SCALE, "head": head.name}
+    settings = {"model": model, "prompts": num_prompts, "max_tokens": max_tokens}
+    found = read_rows(work, settings) if work else {}
+    left = [configuration for configuration in chosen if configuration.name not in found]
     with get_context("spawn").Pool(num_jobs) as pool:
-        arguments = [(chosen[first::num_jobs], cases, expected, head, started) for first in range(num_jobs)]
-        found = {result["configuration"]: result for share in pool.starmap(run_share, arguments, chunksize=1) for result in share}
+        arguments = [(left[first::num_jobs], cases, expected, head, started, settings, work) for first in range(num_jobs)]
+        found |= {result["configuration"]: result for share in pool.starmap(run_share, arguments, chunksize=1) for result in share}
     results = [found[configuration.name] for configuration in chosen]
     drafted = [result for result in results if result["configuration"].startswith("draft_model")]
     for result in drafted:
@@ -69,9 +75,7 @@ def run_matrix(
         "what": "token ids of each configuration against a one-token loop through the engine, in float32",
         "duration_s": round(time.monotonic() - started),
         "threads_per_service": NUM_THREADS,
-        "model": {"name": DEFAULT_MODEL, "weights": weights_hash(folder)[:16], "draft_noise_scale": NOISE_SCALE, "head": head.name},
-        "prompts": num_prompts,
-        "max_tokens": max_tokens,
+        **settings,
         "samplings": list(dict.fromkeys(case.sampling for case in cases)),
         "reference": {
             "requests": len(cases),
@@ -89,19 +93,29 @@ def run_matrix(
     }
 
 
+def read_rows(work: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Rows that `run_share` wrote of the same settings, by configuration."""
+    lines = work.read_text(encoding="utf-8").splitlines() if work.is_file() else []
+    return {line["row"]["configuration"]: line["row"] for line in map(json.loads, lines) if line["settings"] == settings}
+
+
 def run_share(
-    share: Sequence[Configuration], cases: Sequence[Case], expected: Mapping[int, Expected], head: Path, started: float
+    share: Sequence[Configuration], cases: Sequence[Case], expected: Mapping[int, Expected], head: Path, started: float,
+    settings: Mapping[str, Any], work: Path | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Some of the configurations, one after the other; their rows of the report."""
-    results = []
+    results, versions = [], describe_versions()
     with tempfile.TemporaryDirectory(prefix="sw-") as sockets:
         fleet = Fleet(Path(sockets), fleet_configs(head=head))
         try:
             for configuration in share:
                 outcome = asyncio.run(run(configuration, fleet, Path(sockets), cases, expected))
-                results.append(outcome.to_json())
+                results.append(outcome.to_json() | {"specwire": versions["specwire"]})
                 _say(started, json.dumps(results[-1]))
                 check(outcome)
+                if work:
+                    with work.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"settings": settings, "row": results[-1]}) + "\n")
         finally:
             fleet.stop()
     return results

@@ -118,6 +118,7 @@ def test_startup(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_invariance(tmp_path: Path) -> None:
     arguments = ["--prompts", "1", "--max-tokens", "24", "--configurations", "draft_model K=3", "head's drafter killed half-way"]
     invariance.main([*TINY, "--out", str(tmp_path), "--only", "drafters", "faults", *arguments])
