@@ -64,7 +64,7 @@ class LaneRunner:
         stream = self._peer.open_stream()
         self._session += 1
         try:
-            welcome = await greet(stream, VerifyRound(self._session, lane.index, 0, hello=hello))
+            welcome = await greet(stream, VerifyRound(self._session, lane.index, 0, hello=hello), description.instance_id)
         except BaseException:
             stream.close()
             raise

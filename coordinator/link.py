@@ -13,7 +13,7 @@ from .backoff import Backoff
 from .countdown import Countdown
 from .draft_slot import DraftSlot, take_opens
 from .features import list_features, take_handles
-from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time
+from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time, greet
 from .replies import take_rows
 
 if TYPE_CHECKING:
@@ -185,8 +185,7 @@ class DraftLink:
         self.drafter.links.add(self)
         self._stream = peer.open_stream()
         self.session += 1
-        self._stream.send(DraftRound(self.session, self.lane.index, 0, hello=self._hello))
-        await answer_in_time(self._receive(), "the hello of a stream")
+        await greet(self._stream, DraftRound(self.session, self.lane.index, 0, hello=self._hello), description.instance_id)
         self.is_connected = self.is_usable = True
         # It may be able to do what others could not, or be the first one at all.
         for sequence in self.lane.running:

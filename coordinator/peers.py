@@ -66,10 +66,21 @@ async def answer_in_time(answer: Awaitable[Answer], to: str) -> Answer:
         raise UnavailableError(f"it did not answer {to} within {_ANSWER_S:g} s; it is not there, or hangs") from None
 
 
-async def greet(stream: VerifyStream, opening: VerifyRound) -> Welcome:
-    """Opens a verifier's stream with a round that has `hello`. Raises UnavailableError as above, InternalError if it answers something else."""
+async def greet(stream: Stream[Sent, VerifyResult | DraftResult], opening: Sent, instance_id: str) -> Welcome:
+    """Opens a stream with a round that has `hello`.
+
+    Args:
+        instance_id: of the process that has described itself.
+
+    Raises:
+        UnavailableError: no answer as above, or another process answers than the one that was accepted, which may have other weights.
+        InternalError: it answers something else.
+    """
     stream.send(opening)
     welcome = (await answer_in_time(stream.receive(), "the hello of a stream")).welcome
     if welcome is None:
-        raise InternalError("the verifier's first reply has no welcome")
+        raise InternalError("its first reply has no welcome")
+    if welcome.instance_id != instance_id:
+        text = f"process {welcome.instance_id or 'without a name'} has answered, but {instance_id or 'one without a name'} was described"
+        raise UnavailableError(f"{text}: it was started anew, or a balancer stands before several; name each by its own address")
     return welcome

@@ -70,7 +70,7 @@ class Target:
             await self._succeed(lane, peer, description, str(error))
         else:
             if self.tokenizer is None and description.tokenizer_fingerprint:
-                self.tokenizer = await _fetch_tokenizer(peer)
+                self.tokenizer = await _fetch_tokenizer(peer, description)
 
     def adopt(self, engine: EngineDescription) -> EngineDescription:
         """The first verifiers are there. Returns what is served."""
@@ -101,7 +101,7 @@ class Target:
         before = self._admission.description
         self._check_unneeded(lane, difference)
         engine = self._describe(description)
-        tokenizer = await _fetch_tokenizer(peer) if description.tokenizer_fingerprint else None
+        tokenizer = await _fetch_tokenizer(peer, description) if description.tokenizer_fingerprint else None
         self._check_unneeded(lane, difference)
         if self._admission.description is not before:
             raise UnavailableError("another verifier has changed what is served meanwhile")
@@ -159,8 +159,12 @@ class Target:
             need_calibration(self._admission, engine)
 
 
-async def _fetch_tokenizer(peer: VerifierPeer) -> Tokenizer:
-    return await asyncio.to_thread(Tokenizer, await answer_in_time(peer.get_tokenizer(), "GetTokenizer"))
+async def _fetch_tokenizer(peer: VerifierPeer, description: ServiceDescription) -> Tokenizer:
+    spec = await answer_in_time(peer.get_tokenizer(), "GetTokenizer")
+    if spec.fingerprint != description.tokenizer_fingerprint:
+        text = f"its tokenizer has fingerprint {spec.fingerprint or 'none'}, but its description {description.tokenizer_fingerprint}"
+        raise UnavailableError(f"{text}: it was started anew, or a balancer stands before several; name each by its own address")
+    return await asyncio.to_thread(Tokenizer, spec)
 
 
 def _matches(engine: EngineDescription, description: ServiceDescription) -> bool:

@@ -1,6 +1,7 @@
 """Addresses where something else answers, or nothing: what the coordinator says of them."""
 
 import asyncio
+import dataclasses
 import logging
 
 import pytest
@@ -9,8 +10,10 @@ from coordinator.rpc import GrpcDrafter, GrpcVerifier
 from coordinator.server import CoordinatorServer
 from specwire.config import CoordinatorConfig
 from specwire.errors import FailedPreconditionError
+from tests.coordinator.byte_tokenizer import make_spec
 from tests.scripted.cluster import Cluster
 from tests.scripted.drafter import DrafterScript, ScriptedDrafter
+from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
 from tests.scripted.services import ScriptedService
 from tests.scripted.verifier import ScriptedVerifier
 from tests.waiting import until
@@ -29,6 +32,34 @@ async def test_another_service_at_the_address(service: type[ScriptedDrafter], co
         await peer.describe()
     await peer.close()
     await other.kill()
+
+
+@pytest.mark.parametrize("kind", ["v", "d"])
+async def test_what_describes_itself_is_what_answers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A balancer may send one call to a replica and the next to another, which has not been looked at: its weights may be others."""
+    async with Cluster([byte_verifier_script()], [byte_drafter_script()], min_draft_wait_ms=1000) as cluster:
+        await cluster.all_there()
+        peer = cluster.verifiers[0] if kind == "v" else cluster.drafters[0]
+        described = dataclasses.replace(peer.describe(), instance_id="another")
+        monkeypatch.setattr(peer, "describe", lambda: described)
+        cluster.network.cut(f"{kind}0:1")
+        text = f"process {peer.instance_id} has answered, but another was described"
+        await until(lambda: text in cluster.engine.ready.reason)
+        assert cluster.engine.ready.is_ready == (kind == "d")
+        monkeypatch.undo()
+        await (await cluster.all_there()).submit(PROMPT, seed=1, max_tokens=20).check()
+
+
+async def test_a_tokenizer_is_that_of_the_verifier_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster([byte_verifier_script()], absent=["v0"]) as cluster:
+        wrong = dataclasses.replace(make_spec(), fingerprint="another")
+        monkeypatch.setattr(ScriptedVerifier, "tokenizer", lambda self: wrong)
+        await cluster.restart_verifier(0)
+        text = f"its tokenizer has fingerprint another, but its description {make_spec().fingerprint}"
+        await until(lambda: text in cluster.engine.ready.reason)
+        monkeypatch.undo()
+        await cluster.ready()
+        assert cluster.engine.tokenizer == make_spec()
 
 
 async def test_the_log_names_drafters_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
