@@ -29,8 +29,9 @@ speculative_config: {{method: ngram, num_speculative_tokens: 3}}
 verifier: {{num_threads: 1, kv_cache_memory: 134217728, max_model_len: 512, trace_file: {_TRACES}}}
 drafter: {{trace_file: {_TRACES}}}
 coordinator: {{verifier_wait_s: 300, trace_file: {_TRACES}}}
-http: {{trace_file: {_TRACES}}}
+http: {{trace_file: {_TRACES}, grace_s: 25}}
 """
+"""The front end that is stopped may take as long as compose lets it, less a little: the answers take more than usual on a busy machine."""
 _QUESTION: Any = [{"role": "user", "content": "Count: 1, 2, 3, 1, 2, 3, 1, 2,"}]
 _STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 300, "seed": 7, "extra_body": {"ignore_eos": True}}
 _LEFT_WAIT_S = 60.0

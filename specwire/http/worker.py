@@ -60,7 +60,7 @@ async def serve(config: HttpConfig, board: Board) -> None:
         for task in tasks:
             if task.done():
                 task.result()
-        logger.info("stopping: %d requests run", lifetime.num_running)
+        logger.info("stopping: %d running", lifetime.num_running)
     finally:
         stop_signal.cancel()
         for task in tasks:
