@@ -4,9 +4,11 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from specwire.fork_environment import VARIABLE
 from specwire.process import allow_all_files, set_model_environment
 from specwire.service_environment import VARIABLES
 
@@ -47,6 +49,53 @@ sys.exit(int(Watch.found != "-event_engine_client,-event_engine_listener"))
 @pytest.mark.parametrize("module", ["coordinator.__main__", "verifier_svc.__main__", "drafter_svc.__main__", "specwire.http.worker"])
 def test_grpc_is_imported_after_its_event_loop_is_chosen(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", _WATCHED, module], check=False).returncode == 0
+
+
+_START_MANY = """
+import specwire.fork_environment
+import asyncio, contextlib, sys
+import grpc, uvloop
+
+async def call(address):
+    while True:
+        async with grpc.aio.insecure_channel(address) as channel:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await channel.unary_unary("/none/None")(b"")
+
+async def main(address):
+    server = grpc.aio.server()
+    server.add_insecure_port(address)
+    await server.start()
+    calls = [asyncio.create_task(call(address)) for _ in range(3)]
+    for _ in range(200):
+        child = await asyncio.create_subprocess_exec("/bin/true", stdin=asyncio.subprocess.DEVNULL)
+        assert await child.wait() == 0, child.returncode
+    for one in calls:
+        one.cancel()
+    await server.stop(0)
+
+uvloop.run(main(sys.argv[1]))
+"""
+
+
+def test_children_that_start_beside_live_connections_are_well(socket_dir: Path) -> None:
+    """On uvloop, which forks."""
+    command = [sys.executable, "-c", _START_MANY, f"unix:{socket_dir}/server"]
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE[0]}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["specwire.cli", "specwire.service_environment"])
+def test_programs_that_start_others_choose_so_before_grpc(module: str) -> None:
+    """Without gRPC, which reads it when it is imported, the module may not get any further."""
+    script = (
+        f"import contextlib, os, sys\nsys.modules['grpc'] = None\n"
+        f"with contextlib.suppress(ImportError):\n    import {module}\nprint(os.environ['{VARIABLE[0]}'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE[0]}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout == "0\n"
 
 
 def test_grpc_knows_the_names_of_its_event_loops() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.gpu.jobs import FILES, JOBS, Job
 from benchmarks.report import describe_versions, print_table
+from specwire import fork_environment
 
 _STATE, _LOGS, _TRITON = "all.json", "logs", "triton"
 _PACKED_RESULTS, _PACKED_KERNELS = "results.tar.gz", "triton.tar.gz"
@@ -136,7 +137,8 @@ class Driver:
     def _run_process(self, name: str, command: Sequence[str], limit_s: float) -> Outcome:
         """Until it ends or is cut."""
         started = time.monotonic()
-        environment = {"TRITON_CACHE_DIR": str(self.folder.absolute() / _TRITON)} | os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment = dict([fork_environment.VARIABLE]) | {"TRITON_CACHE_DIR": str(self.folder.absolute() / _TRITON)} | os.environ
+        environment["PYTHONUNBUFFERED"] = "1"
         environment.pop("OUT", None)  # results go where they are told to
         if "cpu" in self.common:
             environment["TRITON_INTERPRET"] = "1"

@@ -1,5 +1,8 @@
 """The command line: `specwire COMMAND`."""
 
+import specwire.fork_environment  # noqa: F401  (before gRPC)
+
+# isort: split
 from specwire.cli.interrupts import quiet_interrupts
 
 with quiet_interrupts():  # it takes a second
