@@ -1,9 +1,7 @@
 """Adaptive verification in a lane's step: what the policy is told of a step, and what its choices come to. How it chooses is said in
 specwire.policy.adaptive."""
 
-import asyncio
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
@@ -11,19 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specwire.config import CoordinatorConfig
-from specwire.messages import RoundTiming, RowStatus, VerifyCost, VerifyResult
+from specwire.messages import VerifyCost, VerifyResult
 from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.budget import Ints
-from specwire.policy.clock import StepKind
-from specwire.policy.cost import StepCost, StepMs, StepShape
+from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import VerifyCurve
-from specwire.policy.grades import NUM_GRADES, blend_qualities, grades_of
+from specwire.policy.grades import NUM_GRADES, blend_qualities, blend_quality, grade_of, grades_of
 from specwire.policy.request import DraftRequest
 
 from .calibration import Calibration
 from .choice import Choice
 from .drafters import NO_DRAFTS
-from .metrics import step_parts
+from .learning import Learner, once_sent
 
 if TYPE_CHECKING:
     from .draft_slot import DraftSlot
@@ -41,11 +38,10 @@ _REPEATS = (4, 16, 64)
 _OBSERVED_PER_STEP = 32
 """Rows that calibration, forecast and grades learn from, on average: with more of them they learn from one step of a few, since learning must not
 take more than its share of the step's time, most of which goes into the start of each computation."""
+_FEW_ROWS = 8
+"""That are graded one by one sooner than in arrays."""
 _PLAIN_STRIDE = 4
 """Of so many steps without drafts, whose time is all that they show, one is learned from."""
-_MAX_OBSERVED = 128
-"""Rows of one step that they learn from."""
-_OK = RowStatus.OK
 
 
 class LanePolicy:
@@ -71,14 +67,13 @@ class LanePolicy:
             self.cost, calibration.calibrator, max_drafts, hysteresis=config.adaptive_hysteresis, probe_share=config.adaptive_probe_share
         )
         self.fallback = ""
+        self._learner = Learner(self.cost, self.policy)
         self._calibration = calibration
         self._label = label
         self._reads_kv = cost.ms_per_kv_token > 0
         self._num_repeats = 0
         self._repeat_at = -1
         self._repeated = DraftRequest(0)
-        self._next_observed = 0
-        self._finished_ns = 0
 
     def choose(self, lane: "Lane", decodes: "list[Sequence]", chunks: "Chunks", most: int) -> Choice | None:
         """How many drafts the next step asks for, up to `most`; None where there is nobody to ask. Asked again for a step, it says the same.
@@ -139,7 +134,7 @@ class LanePolicy:
         )  # fmt: skip
         if choice.is_observed:
             choice.num_asked = np.array([min(place.num_asked, plan.num_drafts[row]) for place, row in zip(places, rows, strict=True)])
-            _once_sent(lambda: _grade(choice, kept, places))
+            once_sent(lambda: _grade(choice, kept, places))
         numbers = kept.num_kept.tolist()
         choice.budget = sum(numbers)
         if choice.budget < num_offered:
@@ -154,58 +149,8 @@ class LanePolicy:
         self.cost.clock.pause()
 
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
-        """See `Choice.observe`. Learns from what became of the step's drafts, and how long its parts took, of one step of a few where there are many
-        rows in each; and how long whole steps take, of all."""
-        timing, now_ns, kind = result.timing, time.monotonic_ns(), _kind_of(choice)
-        clock_ms = self.cost.clock.committed(choice.step, kind, now_ns)
-        # A round that ran ahead was at the verifier before the one before it had ended.
-        started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
-        if not choice.is_observed:
-            if clock_ms:
-                _once_sent(lambda: self._observe_clock(choice, round_, kind, clock_ms, tell))
-            return
-        if (kept := choice.kept) is not None:
-            rows = _rows_of_round(round_, choice.rows)
-            _once_sent(lambda: self._observe_drafts(choice, kept, rows, result, clock_ms))
-        measured = _measure(choice, round_, timing, started_ns, now_ns) if timing.received_ns else None
-        _once_sent(lambda: self._observe_cost(choice, round_, measured, kind, clock_ms, tell))
-
-    def _observe_cost(
-        self, choice: Choice, round_: "Round", measured: StepMs | None, kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]
-    ) -> None:
-        drafts, self.cost.drafts = self.cost.drafts, choice.curves  # the next step may have others
-        try:
-            if measured is not None and not self.cost.unknown:
-                self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)
-        finally:
-            self.cost.drafts = drafts
-        self._observe_clock(choice, round_, kind, clock_ms, tell)
-
-    def _observe_clock(self, choice: Choice, round_: "Round", kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]) -> None:
-        if self.cost.unknown:
-            return
-        shape, kept, parts_ms = self._shape_of_round(choice, round_), choice.kept, (0.0, 0.0)
-        if kind is StepKind.LOCKSTEP and kept is not None:
-            if not choice.request.is_probe:
-                parts_ms = kept.parts_ms
-            elif choice.draft_ms:  # of drafters that may have to catch up first
-                parts_ms = self.cost.lockstep_parts_ms(choice.budget, shape, choice.draft_ms)
-            clock_ms *= parts_ms[0] > 0
-        is_ahead = kind is StepKind.RUN_AHEAD
-        whole = self.cost.clock.observe(
-            kind, clock_ms, shape.num_rows, shape.num_tokens + choice.budget, lambda: (self.cost.plain_parts_ms(shape),) * 2 if is_ahead else parts_ms
-        )  # fmt: skip
-        if whole is not None:
-            tell(*whole)
-
-    def _shape_of_round(self, choice: Choice, round_: "Round") -> StepShape:
-        """As it was sent."""
-        shape = choice.shape
-        if len(round_.rows) != shape.num_rows:
-            shape = shape._replace(num_tokens=sum([row.token_budget or 1 for row in round_.rows]), num_rows=len(round_.rows))
-        if shape.num_requested:
-            shape = shape._replace(num_asked=_count_asks(round_.plan.num_drafts))
-        return shape
+        """See `Choice.observe`."""
+        self._learner.observe(choice, round_, result, tell)
 
     def _shape(self, decodes: "list[Sequence]", chunks: "Chunks", num_drafting: Rows[int], *, leaves_run_ahead: bool) -> tuple[StepShape, int]:
         """The shape of a step that asks for no drafts, and how many sequences sample in it."""
@@ -226,19 +171,6 @@ class LanePolicy:
             leaves_run_ahead=leaves_run_ahead,
         )
         return shape, num_sampling
-
-    def _observe_drafts(self, choice: Choice, kept: Kept, rows: Rows[int], result: VerifyResult, clock_ms: float) -> None:
-        """Of many rows some, in turn."""
-        num_asked, grades = choice.num_asked, choice.grades
-        stride = -(-len(rows) // _MAX_OBSERVED)
-        self._next_observed = (self._next_observed + 1) % stride
-        if stride > 1:
-            taken = slice(self._next_observed, None, stride)
-            kept, rows, num_asked, grades = kept.take(taken), rows[taken], num_asked[taken], grades[taken]
-        answers = [result.rows[row] for row in rows]
-        num_accepted = np.array([answer.num_accepted if answer.status is _OK else -1 for answer in answers])
-        num_accepted[num_accepted > kept.num_kept] = -1
-        self.policy.observe(kept, num_asked, grades, num_accepted, clock_ms)
 
     def _group(self, place: "DraftSlot") -> int:
         """What kind of drafts a place's are; found once."""
@@ -278,59 +210,22 @@ def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
 
 
-def _once_sent(learn: Callable[[], None]) -> None:
-    """Learns while the peers work: what the step is about to send goes out in the event loop's next turn, this comes in the one after it. In the
-    order of the calls, and before an answer to what is sent can come; the next plan may still know nothing of it."""
-    loop = asyncio.get_running_loop()
-    loop.call_soon(loop.call_soon, learn)
-
-
 def _grade(choice: Choice, kept: Kept, places: "list[DraftSlot]") -> None:
     """Gives sequences whose drafters answered new grades; the old ones are kept in the choice."""
     choice.grades = np.array([place.grade for place in places])
+    is_lone, step = choice.request.is_lone, choice.step
+    if len(places) <= _FEW_ROWS:
+        for place, survival, num_asked in zip(places, kept.survival.tolist(), choice.num_asked.tolist(), strict=True):
+            place.quality = blend_quality(place.quality, survival, num_asked, is_lone=is_lone)
+            place.grade, place.graded_step = grade_of(place.quality), step
+        return
     old = np.array([place.quality for place in places])
-    qualities = blend_qualities(old, kept.survival, choice.num_asked, is_lone=choice.request.is_lone)
+    qualities = blend_qualities(old, kept.survival, choice.num_asked, is_lone=is_lone)
     for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
-        place.quality, place.grade, place.graded_step = quality, grade, choice.step
-
-
-def _rows_of_round(round_: "Round", rows: Rows[int]) -> Rows[int]:
-    """Where these decode rows of the plan are in its round: sequences that had ended before it was sent have no row in it."""
-    decodes = round_.plan.decodes
-    if len(round_.rows) == len(decodes) + len(round_.plan.chunks):
-        return rows
-    places = {id(slot.sequence): row for row, slot in enumerate(round_.slots)}
-    return [places[id(decodes[row])] for row in rows]
+        place.quality, place.grade, place.graded_step = quality, grade, step
 
 
 def _count_grades(decodes: "list[Sequence]") -> Ints:
     """[grades] sequences of each that have a place at a drafter."""
     grades = [place.grade for sequence in decodes if (place := sequence.draft_slot) is not None]
     return np.bincount(np.array(grades, dtype=np.int64), minlength=NUM_GRADES)
-
-
-def _count_asks(num_drafts: list[int]) -> list[int]:
-    """Sequences that were asked for more than 0, 1, ... drafts."""
-    numbers = np.bincount(num_drafts)
-    return (len(num_drafts) - np.cumsum(numbers)[:-1]).tolist()
-
-
-def _kind_of(choice: Choice) -> StepKind:
-    shape = choice.shape
-    if shape.longest_row > 1:
-        return StepKind.OTHER
-    if shape.num_requested:
-        return StepKind.OTHER if choice.kept is None else StepKind.LOCKSTEP
-    return StepKind.RUN_AHEAD
-
-
-def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int, now_ns: int) -> StepMs:
-    """What the parts of a step took that is committed now."""
-    parts = step_parts(round_.plan.times, timing, now_ns)
-    # A clock that is set meanwhile counts only as far as it fits into the round trip.
-    verify_ms = min(max(0, timing.finished_ns - started_ns), parts.forward) / 1e6
-    hop_ms = (parts.plan + parts.verify_hop + parts.commit) / 1e6
-    if not choice.shape.num_requested:
-        return StepMs(verify_ms, 0.0, hop_ms)
-    draft_ms = min(choice.draft_ms, parts.propose / 1e6)
-    return StepMs(verify_ms, draft_ms, hop_ms + parts.propose / 1e6 - draft_ms if draft_ms else 0.0)

@@ -20,7 +20,7 @@ by themselves, to K_max for the last sequences.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,6 +54,7 @@ class Kept:
             clock, and if no draft were verified.
         plain_ms: what it would have taken without drafts, as the lane runs ahead.
         worth, promised: see `RequestPlanner.promise`.
+        num_steps: of which these are the rows; tokens, times and rows are of all together.
     """
 
     num_kept: Ints
@@ -69,6 +70,7 @@ class Kept:
     plain_ms: float
     worth: float
     promised: float
+    num_steps: int = 1
 
     def take(self, rows: slice) -> "Kept":
         """Only these rows."""
@@ -76,6 +78,31 @@ class Kept:
         return replace(
             self, num_kept=self.num_kept[rows], num_offered=self.num_offered[rows], calibrated=judged, survival=self.survival[rows]
         )  # fmt: skip
+
+
+def merge_kept(steps: Sequence[Kept]) -> Kept:
+    """Steps of one request, to be learned from at once, which takes hardly longer than one of few rows."""
+    judged = [kept.calibrated for kept in steps]
+    number = len(steps)
+    return replace(
+        steps[-1],
+        num_kept=np.concatenate([kept.num_kept for kept in steps]),
+        num_offered=np.concatenate([kept.num_offered for kept in steps]),
+        calibrated=Calibrated(
+            np.concatenate([one.confidences for one in judged]),
+            np.concatenate([one.bins for one in judged]),
+            np.concatenate([one.groups for one in judged]),
+        ),
+        survival=np.concatenate([kept.survival for kept in steps]),
+        num_rows=sum([kept.num_rows for kept in steps]),
+        num_sampling=sum([kept.num_sampling for kept in steps]),
+        expected_tokens=sum([kept.expected_tokens for kept in steps]),
+        cost_ms=sum([kept.cost_ms for kept in steps]),
+        plain_ms=sum([kept.plain_ms for kept in steps]),
+        worth=sum([kept.worth for kept in steps]) / number,
+        promised=sum([kept.promised for kept in steps]) / number,
+        num_steps=number,
+    )
 
 
 class AdaptivePolicy:
@@ -154,7 +181,7 @@ class AdaptivePolicy:
         )  # fmt: skip
 
     def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints, clock_ms: float = 0.0) -> None:
-        """A round was answered.
+        """A round was answered, or some of one request were (`merge_kept`).
 
         Args:
             kept: of this step, or some of its rows.
@@ -173,7 +200,7 @@ class AdaptivePolicy:
             accepted = kept.num_rows * float(num_accepted[is_known].mean())
             # One hiccup must not end drafting.
             took_ms = min(max(clock_ms, kept.cost_ms / _MAX_SURPRISE), kept.cost_ms * _MAX_SURPRISE) if clock_ms else kept.cost_ms
-            self._planner.observe_step(accepted, took_ms - kept.plain_ms, kept.worth, kept.promised, kept.num_sampling)
+            self._planner.observe_step(accepted, took_ms - kept.plain_ms, kept.worth, kept.promised, kept.num_sampling, kept.num_steps)
         if request.is_lone and len(num_accepted):
             by_scores = np.maximum(kept.survival, 0.0).sum() / len(num_accepted)
             whole = is_known & (kept.num_kept == kept.num_offered)

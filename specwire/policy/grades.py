@@ -4,13 +4,17 @@ A sequence's quality is the running mean of what its drafts' confidences say: ac
 accepted at a constant rate have that rate.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 import numpy as np
 
 from specwire.policy.budget import Floats, Ints
 
 UNKNOWN = 0
 """Of sequences that have had no drafts yet."""
-_EDGES = np.array([0.4, 0.65, 0.85])
+_BORDERS = (0.4, 0.65, 0.85)
+_EDGES = np.array(_BORDERS)
 PRIOR_QUALITIES = (0.7, 0.25, 0.5, 0.75, 0.9)
 """By grade, before there is anything to go by."""
 NUM_GRADES = len(PRIOR_QUALITIES)
@@ -34,6 +38,19 @@ def blend_qualities(qualities: Floats, survival: Floats, num_asked: Ints, *, is_
     # A draft that did not come is one that failed; the last one that was asked for leads to no further trial.
     latest = expected / (1.0 + expected - present[np.arange(len(present)), num_asked - 1])
     return latest if is_lone else np.where(np.isnan(qualities), latest, qualities + _BLEND * (latest - qualities))
+
+
+def blend_quality(quality: float, survival: Sequence[float], num_asked: int, *, is_lone: bool = False) -> float:
+    """The same of one row: of a few rows, sooner."""
+    present = [max(one, 0.0) for one in survival]
+    expected = sum(present)
+    latest = expected / (1.0 + expected - present[num_asked - 1])
+    return latest if is_lone or quality != quality else quality + _BLEND * (latest - quality)
+
+
+def grade_of(quality: float) -> int:
+    """From 1 on."""
+    return 1 + bisect_right(_BORDERS, quality)
 
 
 def grades_of(qualities: Floats) -> Ints:

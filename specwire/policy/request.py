@@ -222,7 +222,7 @@ class RequestPlanner:
         """A probe beside which nothing is drafted has shown so many accepted tokens a row."""
         self.probes.observe(is_promising=tokens_per_row >= _PROMISING * self._plans[0].probe_gain)
 
-    def observe_step(self, num_accepted: float, longer_ms: float, worth: float, promised: float, num_sampling: int) -> None:
+    def observe_step(self, num_accepted: float, longer_ms: float, worth: float, promised: float, num_sampling: int, num_steps: int = 1) -> None:
         """A step with drafts, no probe, has ended.
 
         Args:
@@ -230,9 +230,10 @@ class RequestPlanner:
             longer_ms: time that it took more than one without drafts should take.
             worth, promised: `promise` as it was made.
             num_sampling: sequences that emit a token in it whatever is drafted.
+            num_steps: of which all these are sums.
         """
         self._gain_ms += num_accepted / worth - longer_ms
-        self._num_observed += 1
+        self._num_observed += num_steps
         # Forecasts of drafts that seldom come are too good: of the best steps, and late.
         gained = (num_accepted - worth * longer_ms) / num_sampling
         blend = min(num_sampling / _SHORTFALL_ROWS, _MAX_SHORTFALL_BLEND)

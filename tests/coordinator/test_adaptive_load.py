@@ -1,0 +1,35 @@
+"""Adaptive verification in the coordinator's own steps, in virtual time: an H200's costs, and time that no part of a step shows."""
+
+import pytest
+
+from tests.coordinator.virtual_lane import Costs, K, Overhead, VirtualLane
+
+VERIFY = ((1, 4.0), (8, 4.1), (32, 4.5), (64, 5.2), (128, 7.0), (256, 11.5), (384, 12.5), (512, 13.5), (1024, 16.5), (1536, 21.0), (2048, 26.0))
+"""An 8b model's rounds."""
+DRAFT = ((2, 0.6), (64, 0.8), (256, 1.0), (1024, 2.2), (2048, 3.5))
+"""One pass of one layer and the head."""
+
+
+def by_rows_and_tokens(num_rows: int, num_tokens: int) -> float:
+    """About what steps of fixed K took there beyond verifier, drafter and a hop."""
+    return 3.5 + 0.03 * num_rows + 0.012 * num_tokens * num_rows / 256
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "overhead", "num_tokens"),
+    [
+        (1, lambda rows, tokens: 3.0, 1000),
+        (16, lambda rows, tokens: 5.0, 400),
+        (64, by_rows_and_tokens, 150),
+        (128, by_rows_and_tokens, 80),
+    ],
+)
+def test_what_no_part_shows(num_sequences: int, overhead: Overhead, num_tokens: int) -> None:
+    """All drafts are accepted at .8. Of the last two none at all is best."""
+    costs = Costs(VERIFY, DRAFT, overhead)
+    fixed = [VirtualLane(costs, num_sequences, k).throughput(num_tokens, num_tokens)[0] for k in (0, 3, 5, K)]
+    reached, policy = VirtualLane(costs, num_sequences, None).throughput(num_tokens, num_tokens)
+    assert reached >= 0.98 * max(fixed)
+    assert policy is not None
+    assert policy.cost.clock.errors.median <= 0.05
+    assert policy.cost.clock.lockstep.at(num_sequences * K) > 1.1
