@@ -1,4 +1,4 @@
-"""A client's connection: cut when the client has read nothing of its answer for too long."""
+"""A client's connection: cut when the client has read nothing of its answer for too long, or does not say what it wants."""
 
 import asyncio
 import logging
@@ -8,6 +8,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 logger = logging.getLogger(__name__)
+
+_HEADERS_S = 30.0
+"""What a client may take until the headers of a request are there: whoever says nothing, or a byte at a time, holds a descriptor."""
 
 
 class Connection(HttpToolsProtocol):
@@ -24,6 +27,21 @@ class Connection(HttpToolsProtocol):
         self._stall_s = stall_s
         self._on_stall = on_stall
         self._stalled: asyncio.TimerHandle | None = None
+        self._asking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # The beginning of a further request: with its first byte uvicorn has stopped to count the time that the connection is idle.
+        if self._asking is None and self.timeout_keep_alive_task is None and self.cycle is not None and self.cycle.response_complete:
+            self._wait_for_headers()
+
+    def on_headers_complete(self) -> None:
+        self._stop_asking()
+        super().on_headers_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -36,6 +54,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_waiting()
+        self._stop_asking()
         if isinstance(exc, TimeoutError):  # the system has waited for longer still
             self._on_stall()
 
@@ -43,6 +62,18 @@ class Connection(HttpToolsProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+    def _wait_for_headers(self) -> None:
+        self._asking = self.loop.call_later(_HEADERS_S, self._give_up)
+
+    def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _give_up(self) -> None:
+        logger.info("the connection of %s is cut: it has sent no whole request within %g s", self.client, _HEADERS_S)
+        self.transport.abort()
 
     def _cut(self) -> None:
         logger.warning("the connection of %s is cut: it has read nothing of its answer for %g s", self.client, self._stall_s)

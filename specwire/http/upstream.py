@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specwire.client import AsyncClient
 from specwire.config import HttpConfig
-from specwire.errors import InvalidArgumentError, UnauthenticatedError, UnsupportedError
+from specwire.errors import InvalidArgumentError, SpecwireError, UnauthenticatedError, UnsupportedError
 from specwire.http.failures import Refusal
 from specwire.http.token_text import TokenTexts
 from specwire.tls import TlsOptions
@@ -129,6 +129,15 @@ class Upstream:
         finally:
             caller.num_users -= 1
             self._shrink()
+
+    async def prepare(self) -> None:
+        """Loads the tokenizer, which takes a third of a second: callers share it, so that the first request of a process takes no longer."""
+        try:
+            await self.own.get_tokenizer()
+        except UnsupportedError:
+            pass  # requests have token ids
+        except SpecwireError as error:
+            logger.info("the tokenizer is loaded with the first request that needs it: %s", error)
 
     async def close(self) -> None:
         """Ends all generations and connections."""

@@ -92,6 +92,8 @@ async def _follow(service: HttpService, upstream: Upstream, health: HealthServic
     async for serves in upstream.own.watch_serving():
         if serves != service.serves:
             logger.info("the coordinator %s", "serves" if serves else "does not serve")
+        if serves and not is_announced:
+            await upstream.prepare()
         service.serves = serves
         _set_ready(board, is_ready=serves)
         await health.set_serving(serves)

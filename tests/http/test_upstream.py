@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.server import CoordinatorServer
 from specwire.client import AsyncClient
-from specwire.config import CoordinatorConfig
+from specwire.config import CoordinatorConfig, HttpConfig
+from specwire.http.upstream import Upstream
 from specwire.tls import TlsOptions
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
@@ -60,3 +61,26 @@ async def test_new_certificates_reach_a_coordinator_that_wants_them(tmp_path: Pa
         await changes.aclose()
     follower.cancel()
     await server.stop(0)
+
+
+async def test_the_tokenizer_is_there_before_the_first_request(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(ScriptedEngine(make_spec()), socket_dir) as server:
+        upstream = Upstream(HttpConfig(coordinator=server.bound_addresses[0]))
+        await upstream.prepare()
+        monkeypatch.setattr("specwire.client.connection._load_tokenizer", lambda _: pytest.fail("it is loaded once more"))
+        with upstream.caller("Bearer some") as caller:
+            assert await caller.tokenizer() is await upstream.own.get_tokenizer()
+        await upstream.close()
+
+
+async def test_without_a_tokenizer_or_a_coordinator_it_goes_on(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "specwire.http.upstream")
+    async with serving(ScriptedEngine(None), socket_dir) as server:
+        upstream = Upstream(HttpConfig(coordinator=server.bound_addresses[0]))
+        await upstream.prepare()
+        await upstream.close()
+    assert "tokenizer" not in caplog.text
+    upstream = Upstream(HttpConfig(coordinator=f"unix:{socket_dir}/nobody"))
+    await upstream.prepare()
+    assert "the tokenizer is loaded with the first request that needs it" in caplog.text
+    await upstream.close()
