@@ -1,10 +1,12 @@
 """The HTTP endpoint for Prometheus; the only module that knows its client library."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isinf
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
@@ -17,6 +19,8 @@ from specwire.metrics.histogram import Histogram
 
 logger = logging.getLogger(__name__)
 
+_SILENCE_S = 10.0
+"""How long who connects may say nothing, or not read: each connection has a thread."""
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """Of what `render` gives."""
 _FAMILIES = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
@@ -88,6 +92,20 @@ def start_endpoint(listen: str, collector: Collector) -> MetricsEndpoint:
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:
         raise UnavailableError(f"cannot serve metrics on {listen} ({error}); stop what uses it, or choose another metrics_listen") from error
+    server.RequestHandlerClass = _with_timeout(server.RequestHandlerClass)
     endpoint = MetricsEndpoint(server, thread, host)
     logger.info("metrics on http://%s/metrics", endpoint.address)
     return endpoint
+
+
+def _with_timeout(handler: Any) -> Any:
+    """A request handler that hangs up on who says nothing."""
+
+    class Handler(handler):
+        timeout = _SILENCE_S
+
+        def handle(self) -> None:
+            with contextlib.suppress(TimeoutError):
+                super().handle()
+
+    return Handler

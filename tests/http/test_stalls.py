@@ -70,3 +70,29 @@ async def test_a_client_that_goes_while_it_is_waited_for(socket_dir: Path) -> No
         client.close()
         await served.until_idle()
         assert served.service.board.own(STALLED_CLIENTS) == 0
+
+
+KEPT = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+"""After its answer the connection stays."""
+
+
+@pytest.mark.parametrize("sent", [b"", KEPT[:9], KEPT[:-2], b"\r\n"])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_who_does_not_say_what_it_wants_is_cut_off(socket_dir: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, *, is_first: bool) -> None:
+    """Also behind a request that was answered; but who says nothing there is only idle, which may take longer."""
+    monkeypatch.setattr("specwire.http.connection._HEADERS_S", 0.2)
+    async with http_served(socket_dir) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        with contextlib.closing(writer):
+            async with asyncio.timeout(30):
+                if not is_first:
+                    writer.write(KEPT)
+                    await reader.readuntil(b"HTTP/1.1 200")
+                writer.write(sent)
+                if sent or is_first:
+                    with contextlib.suppress(ConnectionResetError):
+                        await reader.read()
+                else:
+                    await asyncio.sleep(0.5)
+                    writer.write(KEPT)
+                    await reader.readuntil(b"HTTP/1.1 200")

@@ -62,3 +62,21 @@ async def test_it_stops_and_frees_its_port() -> None:
     await endpoint.stop()
     again = start_endpoint(endpoint.address, Collector((), list))
     await again.stop()
+
+
+async def test_strangers_who_say_nothing_are_hung_up_on(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each would hold a thread."""
+    monkeypatch.setattr("specwire.metrics.endpoint._SILENCE_S", 0.2)
+    endpoint = start_endpoint("127.0.0.1:0", Collector(METRICS, lambda: [Sample(OPEN, (), 0)]))
+    try:
+        host, _, port = endpoint.address.rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+        strangers[0][1].write(b"GET /met")
+        async with asyncio.timeout(30):
+            for reader, writer in strangers:
+                assert await reader.read() == b""
+                writer.close()
+        assert "specwire_test_open" in await asyncio.to_thread(get, endpoint.address)
+    finally:
+        await endpoint.stop()
+    assert capfd.readouterr().err == ""
