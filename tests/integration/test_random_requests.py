@@ -16,7 +16,7 @@ from .reference import OneTokenLoop
 from .tiny import drafter_config, tiny_stack, verifier_config
 
 _MAX_MODEL_LEN = 96
-_NUM_REQUESTS = 40
+_NUM_REQUESTS = 30
 _VOCAB_SIZE = 259
 Request = tuple[list[int], SamplingParams]
 
