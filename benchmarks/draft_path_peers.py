@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import uvloop
 
-from benchmarks.host_path_verifier import NoModel
+from benchmarks.host_path_verifier import NoModel, TimedRound
 from drafter_svc.draft_model import DraftModel
 from drafter_svc.server import DrafterServer
 from specwire.config import DrafterConfig
@@ -62,24 +62,16 @@ def chunk_ms(num_tokens: int) -> float:
     return 5.0 + 0.005 * num_tokens
 
 
-class _Pending:
-    """A launched round that is done at a set time (time.perf_counter()), with every row's accepted drafts as the list above has them."""
+class _Pending(TimedRound):
+    """With every row's accepted drafts as the list above has them."""
 
-    def __init__(self, inner: Round, segments: Sequence[Segment], first: int, due_s: float) -> None:
-        self._inner, self._segments, self._first, self._due_s = inner, segments, first, due_s
-
-    def is_done(self) -> bool:
-        """See `PendingRound.is_done`."""
-        return time.perf_counter() >= self._due_s
-
-    def wait(self) -> None:
-        """See `PendingRound.wait`."""
-        time.sleep(max(0.0, self._due_s - time.perf_counter()))
+    def __init__(self, inner: Round, due_s: float, segments: Sequence[Segment], first: int) -> None:
+        super().__init__(inner, due_s)
+        self._segments, self._first = segments, first
 
     def results(self) -> list[SegmentTokens]:
         """See `PendingRound.results`."""
-        self.wait()
-        results = self._inner.results()
+        results = super().results()
         for index, segment in enumerate(self._segments):
             if segment.draft_tokens and segment.samples:
                 accepted = segment.draft_tokens[: _ACCEPTED[(self._first + index) % len(_ACCEPTED)]]
@@ -100,7 +92,7 @@ class _Executor(RoundExecutor):
         took_s = self._slowdown * verify_ms(sum([segment.num_tokens for segment in segments])) / 1e3
         self._free_s = max(self._free_s, time.perf_counter()) + took_s
         self._num_rounds += 1
-        return _Pending(inner, segments, self._num_rounds, self._free_s)
+        return _Pending(inner, self._free_s, segments, self._num_rounds)
 
 
 class _Forward:
