@@ -243,7 +243,8 @@ def _check_token_ids(name: str, token_ids: object) -> None:
 
 def _check_stop(stop: object) -> None:
     if isinstance(stop, str | bytes) or not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
-        raise InvalidArgumentError(f"stop is {reprlib.repr(stop)}, but must be a list of strings that are not empty; send one such as ['END']")
+        shown = list(stop) if isinstance(stop, tuple) else stop  # as callers wrote it
+        raise InvalidArgumentError(f"stop is {reprlib.repr(shown)}, but must be a list of strings that are not empty; send one such as ['END']")
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidArgumentError(f"stop has {len(stop)} strings, but at most {MAX_STOP_STRINGS} are taken; send fewer")
     num_characters = sum(map(len, stop))

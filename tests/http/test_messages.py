@@ -92,6 +92,11 @@ async def test_refusals_name_the_parameter(plain: Served, path: str, body: dict[
     assert (answer.status, answer.json["error"]["param"]) == (400, param), answer.json
 
 
+async def test_values_are_shown_as_they_were_sent(plain: Served) -> None:
+    answer = await plain.post("/v1/completions", {"prompt": "a", "stop": [""]})
+    assert answer.json["error"]["message"].startswith("stop is [''], but must be a list of strings that are not empty")
+
+
 async def test_a_variant_that_is_none_names_its_header(plain: Served) -> None:
     answer = await plain.post("/v1/completions", {"prompt": "a"}, x_specwire_variant="other")
     assert (answer.status, answer.json["error"]["param"]) == (400, "x-specwire-variant")
