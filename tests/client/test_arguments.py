@@ -53,7 +53,7 @@ def test_names_change_given_parameters() -> None:
         ({"top_p": 0}, "top_p is 0"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"stop": 5}, "stop is 5, but must be a list of strings that are not empty"),
-        ({"stop": [5]}, "stop is (5,), but must be a list of strings that are not empty"),
+        ({"stop": [5]}, "stop is [5], but must be a list of strings that are not empty"),
         ({"stop": ["\ud800"]}, "not valid UTF-8 at character 0"),
         ({"stop_token_ids": 5}, "stop_token_ids holds 5 where a list is needed"),
         ({"stop_token_ids": ["x"]}, "stop_token_ids is 'x'"),
