@@ -12,8 +12,9 @@ import torch
 from specwire.engine.batch import Segment
 from specwire.engine.kv_cache import KVCache
 from specwire.engine.models.config import ModelConfig
+from specwire.engine.models.format_choice import choose_format
 from specwire.engine.models.loader import load_model
-from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest, choose_format
+from specwire.engine.models.weights import FORMAT_DTYPES, WeightsRequest
 from specwire.engine.runner import ModelRunner
 
 TOKENS = [7, 200, 31, 64, 100, 3, 3, 90, 12, 255, 0, 41]

@@ -15,11 +15,11 @@ from specwire.engine.gguf import GGUFFile
 from specwire.engine.gguf_convert import hf_name
 from specwire.engine.kernels.linear import LogitsHead
 from specwire.engine.kernels.packed_linear import DigitLinear, Int4Linear, Int8Linear, Q4Weight
-from specwire.engine.models import weights as module
+from specwire.engine.models import format_choice
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.loader import build_decoder, load_model, open_model
 from specwire.engine.models.stored_q4 import StoredQ4
-from specwire.engine.models.weights import WeightsRequest, check_weights, choose_format
+from specwire.engine.models.weights import WeightsRequest, check_weights
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.tokenizer import Tokenizer
 from tests.engine.tiny_models import compute, make_runner, save_tiny_model
@@ -191,8 +191,8 @@ def measured(monkeypatch, tmp_path):
         chosen = fastest if sum(ms[fastest]) < 0.75 * sum(ms[first]) else first
         return {"chosen": chosen, "num_weights": 100, "ms": {name: ms[name] for name in candidates}}
 
-    monkeypatch.setattr(module, "_measure", measure)
-    monkeypatch.setattr(module, "uses_tiles", lambda weights: False)
+    monkeypatch.setattr(format_choice, "_measure", measure)
+    monkeypatch.setattr(format_choice, "uses_tiles", lambda weights: False)
     return ms, calls
 
 
@@ -200,7 +200,7 @@ CONFIG = tiny_config()
 
 
 def choose(request: WeightsRequest, has_q4: bool = False, may_measure: bool = True) -> str:
-    return choose_format(request, CONFIG, "cpu", has_q4=has_q4, may_measure=may_measure)
+    return format_choice.choose_format(request, CONFIG, "cpu", has_q4=has_q4, may_measure=may_measure)
 
 
 def test_auto_is_measured_once_among_what_the_checkpoint_allows(measured, caplog):
@@ -222,7 +222,7 @@ def test_what_is_asked_for_is_taken_without_measuring(measured):
     assert choose(WeightsRequest(dtype=torch.float32), has_q4=True) == "fp32"
     assert choose(WeightsRequest(dtype=torch.bfloat16), has_q4=True) == "bf16"
     assert choose(WeightsRequest(), may_measure=False) == "bf16"
-    assert choose_format(WeightsRequest(), CONFIG, "cuda", has_q4=True, may_measure=True) == "bf16"
+    assert format_choice.choose_format(WeightsRequest(), CONFIG, "cuda", has_q4=True, may_measure=True) == "bf16"
     assert measured[1] == []
 
 
@@ -241,7 +241,7 @@ def test_what_does_not_go_together_is_refused(request_, device, match):
 
 
 def test_a_real_measurement_gives_times_of_all_candidates():
-    decision = module._measure(("int4", "bf16"), [(64, 64), (64, 96)], 6)
+    decision = format_choice._measure(("int4", "bf16"), [(64, 64), (64, 96)], 6)
     assert decision["chosen"] in ("int4", "bf16")
     assert all(0 < one < math.inf and 0 < many < math.inf for one, many in decision["ms"].values())
 

@@ -11,13 +11,13 @@ from specwire.engine.kernels.linear import Linear, LogitsHead
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.dummy import DummySource, dummy_digest
+from specwire.engine.models.format_choice import choose_format
 from specwire.engine.models.hashing import weights_hash
 from specwire.engine.models.layer import LayerWeights
 from specwire.engine.models.stored_q4 import StoredQ4
 from specwire.engine.models.weights import (
     FORMAT_DTYPES,
     WeightsRequest,
-    choose_format,
     format_hash,
     log_missing_tiles,
     make_head_linear,

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
+import specwire.engine.models.format_choice as format_choice
 import specwire.engine.models.loader as loader
-import specwire.engine.models.weights as weights_module
 from specwire.engine.batch import Segment
 from specwire.engine.models.config import ModelConfig
 from specwire.engine.models.decoder import Decoder
 from specwire.engine.models.dummy import DummySource
 from specwire.engine.models.loader import build_decoder, dummy_model, tensor_shapes
-from specwire.engine.models.weights import WeightsRequest, choose_format, uses_half_tiles
+from specwire.engine.models.weights import WeightsRequest, uses_half_tiles
 from tests.engine.cpu.test_tiled import MODELS, PLAIN, PROMPT, logits_of, make_config, make_runner, rounded_keys_and_values
 
 __all__ = ["rounded_keys_and_values"]
@@ -130,16 +130,16 @@ def test_rows_have_any_size_and_what_is_no_number_stays_in_its_row():
 
 
 def test_auto_takes_them_without_measuring(monkeypatch):
-    monkeypatch.setattr(weights_module.torch.cpu, "get_capabilities", lambda: {"avx512_fp16": True})
-    monkeypatch.setattr(weights_module, "fastest_format", lambda *_: pytest.fail("measured"))
-    assert choose_format(WeightsRequest(), ModelConfig(**PLAIN), "cpu", has_q4=False, may_measure=True) == "bf16"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_fp16": True})
+    monkeypatch.setattr(format_choice, "fastest_format", lambda *_: pytest.fail("measured"))
+    assert format_choice.choose_format(WeightsRequest(), ModelConfig(**PLAIN), "cpu", has_q4=False, may_measure=True) == "bf16"
 
 
 def test_other_shapes_and_other_processors_take_torch_and_the_log_says_why(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     config = ModelConfig(**PLAIN)
     able = {"avx512_fp16": True, "amx_bf16": False}
-    monkeypatch.setattr(weights_module.torch.cpu, "get_capabilities", lambda: able)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
     assert uses_half_tiles("bf16", config, "cpu")
     assert not uses_half_tiles("", config, "cpu")
     assert not uses_half_tiles("bf16", config, "cuda")
