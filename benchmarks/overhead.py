@@ -34,6 +34,8 @@ MAX_ABOVE_ECHO_MS = {1: 0.4, 256: 2.5}
 MAX_ADAPTIVE_MS = {256: 0.3}
 """The same of what adaptive verification adds."""
 ADAPTIVE_K = 7
+_ROUND_MS = 20.0
+"""Of the verifier beside adaptive verification, which drafts only where that pays by the clock."""
 logger = logging.getLogger(__name__)
 
 _PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -122,8 +124,8 @@ async def measure_adaptive(num_seqs: int, num_steps: int, num_rounds: int) -> di
     num_tokens = round(1.25 * num_steps * sum(ACCEPTANCE**i for i in range(ADAPTIVE_K + 1)))
     fixed, adaptive = [], []
     for _ in range(num_rounds):
-        fixed.append(await run("coordinator", num_seqs, num_tokens, k=ADAPTIVE_K, has_costs=True))
-        adaptive.append(await run("coordinator", num_seqs, num_tokens, k=ADAPTIVE_K, has_costs=True, is_adaptive=True))
+        fixed.append(await run("coordinator", num_seqs, num_tokens, k=ADAPTIVE_K, has_costs=True, round_ms=_ROUND_MS))
+        adaptive.append(await run("coordinator", num_seqs, num_tokens, k=ADAPTIVE_K, has_costs=True, is_adaptive=True, round_ms=_ROUND_MS))
     rows = [row for record in adaptive[-1].rounds for row in record.message.rows if row.base_len]
     added = [one.cpu_ms - other.cpu_ms for one, other in zip(adaptive, fixed, strict=True)]
     return {

@@ -3,7 +3,8 @@
 python -m benchmarks.overhead_services verifier|drafter|echo|timed-coordinator FOLDER NUM_SEQS K [round_ms=MS] [costs]
 
 A round of the verifier takes round_ms besides its own work.
-With costs, verifier and drafter say what they cost: little for each draft, so that adaptive verification asks for all and keeps many.
+With costs, verifier and drafter say what they cost: 20 ms a round and little for each draft, so that adaptive verification asks for all and keeps
+many. It looks at the clock, too: rounds must take about as long.
 All addresses are in FOLDER; what a process has recorded is a pickle there, written when it is stopped.
 """
 
@@ -36,7 +37,7 @@ from tests.scripted.verifier import ScriptedVerifier, Session, VerifierScript
 K = 5
 ACCEPTANCE = 0.7
 _MAX_MODEL_LEN = 8192
-_VERIFY_COST = VerifyCost((1, 256, 512, 1024, 2048), (40.0, 42.0, 44.0, 48.0, 56.0))
+_VERIFY_COST = VerifyCost((1, 256, 512, 1024, 2048), (20.0, 21.0, 22.0, 24.0, 28.0))
 _DRAFT_COST = tuple(DraftCost(k, num_seqs, 0.5) for k in (1, 16) for num_seqs in (1, 256))
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _REPEATS = (4, 16, 64)
 """Steps until a probe is repeated that found all drafters catching up: they go on with that meanwhile."""
-_OBSERVED_PER_STEP = 32
+_OBSERVED_PER_STEP = 16
 """Rows that calibration, forecast and grades learn from, on average: with more of them they learn from one step of a few, since learning must not
 take more than its share of the step's time, most of which goes into the start of each computation."""
 _FEW_ROWS = 8

@@ -87,7 +87,7 @@ class Learner:
         drafts, self.cost.drafts = self.cost.drafts, choice.curves  # the next step may have others
         try:
             if measured is not None and not self.cost.unknown:
-                self.cost.observe(choice.budget, self._shape_of_round(choice, round_), measured)
+                self.cost.observe(choice.budget, _with_asks(_as_sent(choice.shape, round_), round_), measured)
         finally:
             self.cost.drafts = drafts
         self._observe_clock(choice, round_, kind, clock_ms, tell)
@@ -95,7 +95,7 @@ class Learner:
     def _observe_clock(self, choice: Choice, round_: "Round", kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]) -> None:
         if self.cost.unknown:
             return
-        shape, kept, parts_ms = self._shape_of_round(choice, round_), choice.kept, (0.0, 0.0)
+        shape, kept, parts_ms = _as_sent(choice.shape, round_), choice.kept, (0.0, 0.0)
         if kind is StepKind.LOCKSTEP and kept is not None:
             if not choice.request.is_probe:
                 parts_ms = kept.parts_ms
@@ -108,15 +108,6 @@ class Learner:
         )  # fmt: skip
         if whole is not None:
             tell(*whole)
-
-    def _shape_of_round(self, choice: Choice, round_: "Round") -> StepShape:
-        """As it was sent."""
-        shape = choice.shape
-        if len(round_.rows) != shape.num_rows:
-            shape = shape._replace(num_tokens=sum([row.token_budget or 1 for row in round_.rows]), num_rows=len(round_.rows))
-        if shape.num_requested:
-            shape = shape._replace(num_asked=_count_asks(round_.plan.num_drafts))
-        return shape
 
     def _observe_drafts(self, choice: Choice, kept: Kept, rows: Rows[int], result: VerifyResult, clock_ms: float) -> None:
         """Of many rows some, in turn."""
@@ -157,6 +148,17 @@ def once_sent(learn: Callable[[], None]) -> None:
     order of the calls, and before an answer to what is sent can come; the next plan may still know nothing of it."""
     loop = asyncio.get_running_loop()
     loop.call_soon(loop.call_soon, learn)
+
+
+def _as_sent(shape: StepShape, round_: "Round") -> StepShape:
+    """Sequences that had ended before have no row."""
+    if len(round_.rows) == shape.num_rows:
+        return shape
+    return shape._replace(num_tokens=sum([row.token_budget or 1 for row in round_.rows]), num_rows=len(round_.rows))
+
+
+def _with_asks(shape: StepShape, round_: "Round") -> StepShape:
+    return shape._replace(num_asked=_count_asks(round_.plan.num_drafts)) if shape.num_requested else shape
 
 
 def _rows_of_round(round_: "Round", rows: Rows[int]) -> Rows[int]:
