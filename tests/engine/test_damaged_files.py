@@ -111,7 +111,7 @@ def test_a_damaged_json_file_is_named(tiny_folder, tmp_path, name, content, mess
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": "many"}, "vocab_size 'many', but it must be an integer of 1 or more"),
+        ({"vocab_size": "many"}, "vocab_size 'many', but it must be an integer from 1 to 16777216"),
         ({"num_attention_heads": -1}, "num_attention_heads -1"),
         ({"num_hidden_layers": True}, "num_hidden_layers True"),
         ({"max_position_embeddings": 2.5}, r"max_position_embeddings 2\.5"),

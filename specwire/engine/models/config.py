@@ -156,7 +156,8 @@ def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
 
 def _number(values: Mapping[str, Any], key: str, default: float) -> float:
     """A key that is a positive number; the default where it is absent, null or 0. Raises TypeError and ValueError, too, where it is none."""
-    value = float(values.get(key) or default)
+    given = values.get(key)
+    value = float(default if given in (None, 0) else given)
     if not (math.isfinite(value) and value > 0):
         raise InvalidArgumentError(f"config.json has {key} {values.get(key)!r}, but it must be a number above 0; fetch or save it again")
     return value
