@@ -65,7 +65,7 @@ class Learner:
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
         if not choice.is_observed:
             if clock_ms:
-                once_sent(lambda: self._observe_clock(choice, round_, kind, clock_ms, tell))
+                once_sent(lambda: self._observe_clock(choice, round_, None, kind, clock_ms, tell))
             return
         if (kept := choice.kept) is not None:
             rows = _rows_of_round(round_, choice.rows)
@@ -90,9 +90,11 @@ class Learner:
                 self.cost.observe(choice.budget, _with_asks(_as_sent(choice.shape, round_), round_), measured)
         finally:
             self.cost.drafts = drafts
-        self._observe_clock(choice, round_, kind, clock_ms, tell)
+        self._observe_clock(choice, round_, measured, kind, clock_ms, tell)
 
-    def _observe_clock(self, choice: Choice, round_: "Round", kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]) -> None:
+    def _observe_clock(
+        self, choice: Choice, round_: "Round", measured: StepMs | None, kind: StepKind, clock_ms: float, tell: Callable[[float, float], None]
+    ) -> None:
         if self.cost.unknown:
             return
         shape, kept, parts_ms = _as_sent(choice.shape, round_), choice.kept, (0.0, 0.0)
@@ -101,7 +103,10 @@ class Learner:
                 parts_ms = kept.parts_ms
             elif choice.draft_ms:  # of drafters that may have to catch up first
                 parts_ms = self.cost.lockstep_parts_ms(choice.budget, shape, choice.draft_ms)
-            clock_ms *= parts_ms[0] > 0
+            if self.cost.clock.is_cold:
+                is_known = measured is not None and measured.verify_ms > 0 < measured.draft_ms
+                parts_ms = (sum(measured), parts_ms[1]) if measured is not None and is_known else (0.0, 0.0)
+            clock_ms *= parts_ms[0] > 0 < parts_ms[1]
         is_ahead = kind is StepKind.RUN_AHEAD
         whole = self.cost.clock.observe(
             kind, clock_ms, shape.num_rows, shape.num_tokens + choice.budget, lambda: (self.cost.plain_parts_ms(shape),) * 2 if is_ahead else parts_ms

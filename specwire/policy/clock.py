@@ -30,6 +30,8 @@ _MIN_RUN_AHEAD = 2
 """Periods that say something."""
 _STALE_STEPS = 128
 """After so many steps without two of them in a row a single step in lockstep counts, too: it is planned once nothing is in flight."""
+_NUM_COLD = 16
+"""Steps in lockstep until their parts' own factors are about right."""
 _LEAST = 0.1
 """Factor that a step counts for at least, however short it was."""
 _FEW, _MANY = 8, 4
@@ -66,16 +68,23 @@ class StepClock:
         errors: of predictions with the factors of their time.
     """
 
-    __slots__ = ("_counts", "_kind", "_last_ns", "_paired_step", "_step", "_stretch", "errors", "lockstep", "run_ahead")
+    __slots__ = ("_counts", "_kind", "_last_ns", "_num_cold", "_paired_step", "_step", "_stretch", "errors", "lockstep", "run_ahead")
 
     def __init__(self) -> None:
         self.run_ahead = ShapeCorrection(_FORGETTING, _STEP_DEVIATION)
         self.lockstep = ShapeCorrection(_FORGETTING, _STEP_DEVIATION)
         self.errors = PredictionErrors()
         self._last_ns = self._step = self._paired_step = 0
+        self._num_cold = _NUM_COLD
         self._kind = StepKind.OTHER
         self._stretch = _Stretch()
         self._counts: dict[tuple[StepKind, int], int] = {}
+
+    @property
+    def is_cold(self) -> bool:
+        """The first steps in lockstep are to be compared with what their parts took, not with what they should have taken: what tables are wrong by
+        would be counted twice once the parts' factors have followed."""
+        return self._num_cold > 0
 
     def pause(self) -> None:
         """The lane has nothing to do: the time until the next commit is no step's."""
@@ -125,6 +134,7 @@ class StepClock:
         stretch.num_steps += 1
         stretch.num_tokens += num_tokens
         stretch.clock_ms += clock_ms
+        self._num_cold -= kind is StepKind.LOCKSTEP and self._num_cold > 0
         if kind is StepKind.LOCKSTEP or stretch.num_steps == _MIN_RUN_AHEAD:  # those that run ahead are alike: one price is enough
             parts_ms, base_ms = price()
             stretch.parts_ms += parts_ms
