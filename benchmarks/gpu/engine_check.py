@@ -54,7 +54,7 @@ class CheckSizes:
 
 
 FULL = CheckSizes(SMALL, RoundLimits(24, 8, 2048, 512), tuple(range(9)), 14)
-QUICK = CheckSizes(TINY, RoundLimits(6, 8, 512, 256), (0, 8), 6)
+QUICK = CheckSizes(TINY, RoundLimits(6, 8, 512, 256), (0, 8), 10)
 """For the CPU, and for a memory checker, which makes everything a hundred times slower."""
 
 
