@@ -10,20 +10,19 @@ import numpy as np
 
 from specwire.config import CoordinatorConfig
 from specwire.messages import VerifyCost, VerifyResult
-from specwire.policy.adaptive import AdaptivePolicy, Kept
+from specwire.policy.adaptive import AdaptivePolicy
 from specwire.policy.budget import Ints
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import VerifyCurve
-from specwire.policy.grades import NUM_GRADES, blend_qualities, blend_quality, grade_of, grades_of
+from specwire.policy.grades import NUM_GRADES
 from specwire.policy.request import DraftRequest
 
 from .calibration import Calibration
 from .choice import Choice
-from .drafters import NO_DRAFTS
-from .learning import Learner, once_sent
+from .keeping import Keeper
+from .learning import Learner
 
 if TYPE_CHECKING:
-    from .draft_slot import DraftSlot
     from .lane import Lane
     from .plan import Plan
     from .sequence import Sequence
@@ -38,8 +37,6 @@ _REPEATS = (4, 16, 64)
 _OBSERVED_PER_STEP = 16
 """Rows that calibration, forecast and grades learn from, on average: with more of them they learn from one step of a few, since learning must not
 take more than its share of the step's time, most of which goes into the start of each computation."""
-_FEW_ROWS = 8
-"""That are graded one by one sooner than in arrays."""
 _PLAIN_STRIDE = 4
 """Of so many steps without drafts, whose time is all that they show, one is learned from."""
 
@@ -68,7 +65,7 @@ class LanePolicy:
         )
         self.fallback = ""
         self._learner = Learner(self.cost, self.policy)
-        self._calibration = calibration
+        self._keeper = Keeper(self.cost, self.policy, calibration)
         self._label = label
         self._reads_kv = cost.ms_per_kv_token > 0
         self._num_repeats = 0
@@ -106,43 +103,9 @@ class LanePolicy:
 
     def keep(self, choice: Choice, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
         """See `Choice.keep`."""
-        # Comprehensions, since whatever is done here is done for every row of every step that drafts.
-        decodes, most = plan.decodes, plan.num_drafts
-        lengths = list(map(len, drafts))
-        if lengths != most:
-            drafts = [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, most, strict=True)]
-            lengths = list(map(len, drafts))
-        rows = choice.rows = range(len(drafts)) if 0 not in lengths else [row for row, draft in enumerate(drafts) if draft is not NO_DRAFTS]
-        self._note_answers(choice, plan, bool(rows))
-        if not rows:
-            return drafts
-        is_whole = len(rows) == len(drafts)
-        if not is_whole:
-            decodes, lengths = [decodes[row] for row in rows], [lengths[row] for row in rows]
-        places = [place for sequence in decodes if (place := sequence.draft_slot) is not None]
-        assert len(places) == len(rows), f"{len(rows)} sequences have drafts, but {len(places)} a drafter"
-        num_offered = choice.num_offered = sum(lengths)
-        scores = np.frombuffer(b"".join([place.confidences for place in places]), dtype=np.float32)
-        if len(scores) > num_offered:  # of drafts that were cut just now
-            cut = [place.confidences[:number] for place, number in zip(places, lengths, strict=True)]
-            scores = np.frombuffer(b"".join(cut), dtype=np.float32)
-        groups = [place.group for place in places]
-        if -1 in groups:
-            groups = [self._group(place) for place in places]
-        kept = choice.kept = self.policy.choose_kept(
-            choice.request, scores, _array(lengths), _array(groups), choice.shape, choice.num_sampling
-        )  # fmt: skip
-        if choice.is_observed:
-            choice.num_asked = np.array([min(place.num_asked, plan.num_drafts[row]) for place, row in zip(places, rows, strict=True)])
-            once_sent(lambda: _grade(choice, kept, places))
-        numbers = kept.num_kept.tolist()
-        choice.budget = sum(numbers)
-        if choice.budget < num_offered:
-            if is_whole:
-                return [draft[:number] if len(draft) > number else draft for draft, number in zip(drafts, numbers, strict=True)]
-            for row, number in zip(rows, numbers, strict=True):
-                drafts[row] = drafts[row][:number]
-        return drafts
+        drafts = self._keeper.cut(choice, plan, drafts)
+        self._note_answers(choice, plan, bool(choice.rows))
+        return self._keeper.keep(choice, plan, drafts) if choice.rows else drafts
 
     def idle(self) -> None:
         """The lane has nothing to do."""
@@ -172,15 +135,6 @@ class LanePolicy:
         )
         return shape, num_sampling
 
-    def _group(self, place: "DraftSlot") -> int:
-        """What kind of drafts a place's are; found once."""
-        if place.group >= 0:
-            return place.group
-        description = place.link.drafter.description
-        assert description is not None, "a drafter that has answered has described itself"
-        place.group = self._calibration.kind(description)[place.sequence.is_greedy]
-        return place.group
-
     def _note_answers(self, choice: Choice, plan: "Plan", has_answers: bool) -> None:
         """A probe that nobody answered has shown nothing: after many steps without drafts, drafters must catch up first."""
         if choice.request.is_probe and not has_answers and any(plan.num_drafts) and self._num_repeats < len(_REPEATS):
@@ -198,31 +152,10 @@ class LanePolicy:
                 logger.info("%s: adaptive verification chooses K", self._label)
 
 
-def _array(numbers: list[int]) -> Ints:
-    """Nearly always of equal numbers, of which an array takes a quarter of the time."""
-    first = numbers[0]
-    return np.full(len(numbers), first) if numbers.count(first) == len(numbers) else np.array(numbers)
-
-
 def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     """About how many of `total` decoding sequences are whose, where so many are open at each drafter; those that still prefill are open, too."""
     num_open = sum(numbers)
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
-
-
-def _grade(choice: Choice, kept: Kept, places: "list[DraftSlot]") -> None:
-    """Gives sequences whose drafters answered new grades; the old ones are kept in the choice."""
-    choice.grades = np.array([place.grade for place in places])
-    is_lone, step = choice.request.is_lone, choice.step
-    if len(places) <= _FEW_ROWS:
-        for place, survival, num_asked in zip(places, kept.survival.tolist(), choice.num_asked.tolist(), strict=True):
-            place.quality = blend_quality(place.quality, survival, num_asked, is_lone=is_lone)
-            place.grade, place.graded_step = grade_of(place.quality), step
-        return
-    old = np.array([place.quality for place in places])
-    qualities = blend_qualities(old, kept.survival, choice.num_asked, is_lone=is_lone)
-    for place, quality, grade in zip(places, qualities.tolist(), grades_of(qualities).tolist(), strict=True):
-        place.quality, place.grade, place.graded_step = quality, grade, step
 
 
 def _count_grades(decodes: "list[Sequence]") -> Ints:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specwire.policy.budget import Floats, Ints, choose_budget, survivals_of_probabilities
+from specwire.policy.budget import Budget, Floats, Ints, choose_budget, survivals_of_probabilities
 from specwire.policy.calibration import Calibrated, Calibrator, Scores
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
@@ -54,6 +54,7 @@ class Kept:
             clock, and if no draft were verified.
         plain_ms: what it would have taken without drafts, as the lane runs ahead.
         worth, promised: see `RequestPlanner.promise`.
+        loss_of_all: share of the best budget's tokens a millisecond that verifying all drafts loses; 1 where costs are not known.
         num_steps: of which these are the rows; tokens, times and rows are of all together.
     """
 
@@ -70,6 +71,7 @@ class Kept:
     plain_ms: float
     worth: float
     promised: float
+    loss_of_all: float
     num_steps: int = 1
 
     def take(self, rows: slice) -> "Kept":
@@ -146,6 +148,8 @@ class AdaptivePolicy:
         groups: Ints,
         shape: StepShape,
         num_sampling: int,
+        *,
+        is_sent: bool = False,
     ) -> Kept:
         """The drafts of the best budget; of a probe, all of a few rows too; all of them where costs are not known. Not for steps without drafts.
 
@@ -155,19 +159,25 @@ class AdaptivePolicy:
             num_offered: [R] drafts that came of each row, no more than it was asked for.
             groups: [R] `Calibrator.group` of each row's drafts.
             shape: of the step as it will be sent, without drafts.
+            is_sent: it was sent with all its drafts: they are kept, and only judged.
         """
         calibrated = self.calibrator.calibrate(lay_out(scores, num_offered, request.num_drafts), groups)
         num_drafts = num_tokens = len(scores)
         survival = survivals_of_probabilities(calibrated.confidences, num_offered, num_drafts)
         worth, promised = self._planner.promise(shape)
+        loss_of_all = 1.0
         if self.cost.unknown:
             num_kept, expected, cost_ms, parts_ms, plain_ms = num_offered.copy(), 0.0, 0.0, (0.0, 0.0), 0.0
         else:
             priced = shape._replace(num_requested=request.num_drafts, num_asked=request.num_asked)
             parts = self.cost.budgets_parts_ms(num_drafts, priced)
             costs = self.cost.clock.in_lockstep(parts, shape.num_tokens)
-            budget = choose_budget(survival, num_sampling, costs, worth if shape.longest_row > 1 else None)
-            num_kept, num_tokens, expected, cost_ms = budget.num_kept, budget.num_tokens, budget.expected_tokens, budget.cost_ms
+            value_of_ms = worth if shape.longest_row > 1 else None
+            budget = choose_budget(survival, num_sampling, costs, value_of_ms)
+            whole = Budget(num_offered.copy(), num_drafts, num_sampling + float(np.maximum(survival, 0.0).sum()), float(costs[num_drafts]))
+            loss_of_all = whole.loss_beside(budget, value_of_ms)
+            taken = whole if is_sent else budget
+            num_kept, num_tokens, expected, cost_ms = taken.num_kept, taken.num_tokens, taken.expected_tokens, taken.cost_ms
             parts_ms = float(parts[num_tokens]), float(parts[0])
             plain_ms = self.cost.plain_ms(shape)
         if request.is_probe:
@@ -177,7 +187,8 @@ class AdaptivePolicy:
         self.counters.num_offered += num_drafts
         self.counters.num_kept += num_tokens
         return Kept(
-            num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, parts_ms, plain_ms, worth, promised
+            num_kept, num_offered, calibrated, survival, request, len(num_kept), num_sampling, expected, cost_ms, parts_ms, plain_ms, worth, promised,
+            loss_of_all,
         )  # fmt: skip
 
     def observe(self, kept: Kept, num_asked: Ints, grades: Ints, num_accepted: Ints, clock_ms: float = 0.0) -> None:

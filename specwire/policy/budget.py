@@ -29,6 +29,13 @@ class Budget:
     expected_tokens: float
     cost_ms: float
 
+    def loss_beside(self, best: "Budget", tokens_per_ms: float | None = None) -> float:
+        """Share of the best one's value that this one loses; tokens_per_ms: see `choose_budget`."""
+        if tokens_per_ms is None:
+            return 1.0 - self.expected_tokens * best.cost_ms / (self.cost_ms * best.expected_tokens)
+        lost = best.expected_tokens - self.expected_tokens + tokens_per_ms * (self.cost_ms - best.cost_ms)
+        return lost / best.expected_tokens
+
 
 def survivals(confidences: Floats, num_offered: Ints) -> Floats:
     """Running products of the confidences [R, K], each clipped to [0, 1], NaN as 0; -1 from a row's num_offered-th [R] position on."""

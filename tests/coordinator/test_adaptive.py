@@ -52,9 +52,9 @@ async def test_whatever_is_asked_for_and_kept(seed: int, scores: str, monkeypatc
     choose_kept, choose_request = AdaptivePolicy.choose_kept, AdaptivePolicy.choose_request
     num_kept = []
 
-    def keep(self: AdaptivePolicy, *args: Any) -> Kept:
-        kept = choose_kept(self, *args)
-        num_kept.append(np.array([rng.randint(0, number) for number in args[2].tolist()], dtype=np.int64))
+    def keep(self: AdaptivePolicy, *args: Any, is_sent: bool) -> Kept:
+        kept = choose_kept(self, *args, is_sent=is_sent)
+        num_kept.append(args[2] if is_sent else np.array([rng.randint(0, number) for number in args[2].tolist()], dtype=np.int64))
         return replace(kept, num_kept=num_kept[-1])
 
     def request(self: AdaptivePolicy, step: int, shape: Any, num_sampling: int, most: int, count_grades: Any) -> DraftRequest:

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.status import describe_status
 from specwire.messages import DraftCost, DraftOpen, VerifyCost, VerifyRound
+from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.clock import StepClock
 from tests.coordinator.adaptive_cluster import VERIFIER, K, adaptive_cluster, drafter, policy_of
 from tests.scripted.cluster import Cluster, Running
@@ -111,6 +113,37 @@ async def test_only_good_drafts_are_kept() -> None:
         await cluster.until(lambda: cluster.engine.counters.num_draft_tokens > 600)
         accepted, verified = cluster.engine.counters.num_accepted_tokens - accepted, cluster.engine.counters.num_draft_tokens - verified
         assert accepted > 0.9 * verified
+        cancel(running)
+
+
+@pytest.mark.usefixtures("untimed")
+async def test_where_all_drafts_pay_they_are_sent_before_they_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then they turn bad, which their scores tell, and where each token costs they are judged first again."""
+    steep = VerifyCost((1, 128), (4.0, 30.0))
+    choose_kept = AdaptivePolicy.choose_kept
+    sent: list[bool] = []
+
+    def keep(self: AdaptivePolicy, *args: Any, is_sent: bool) -> Kept:
+        sent.append(is_sent)
+        kept = choose_kept(self, *args, is_sent=is_sent)
+        assert not is_sent or (kept.num_kept == args[2]).all()
+        return kept
+
+    def score(is_right: bool, position: int) -> float:
+        return 0.99 if is_right else 0.02
+
+    monkeypatch.setattr(AdaptivePolicy, "choose_kept", keep)
+    async with adaptive_cluster([replace(long_drafter(), score=score)], [replace(LONG, verify_cost=steep)]) as cluster:
+        await cluster.all_there()
+        running = decode(cluster, 8)
+        await cluster.until(lambda: len(sent) > 100 and all(sent[-30:]))
+        policy, counters = policy_of(cluster).policy, cluster.engine.counters
+        trials, num_drafts, num_judged = policy.calibrator.trials.sum(), counters.num_draft_tokens, len(sent)
+        await steps(cluster, 40)
+        assert policy.calibrator.trials.sum() > trials, "it learns from them as from others"
+        assert counters.num_draft_tokens - num_drafts >= (len(sent) - num_judged - 1) * 8 * K > 0, "all are verified"
+        cluster.drafters[0].script.acceptance = 0.4
+        await cluster.until(lambda: len(sent) > 200 and not any(sent[-5:]))
         cancel(running)
 
 

@@ -96,6 +96,22 @@ def test_at_its_own_best_rate_both_rules_agree(num_rows: int, k: int, seed: int)
     assert other.expected_tokens / other.cost_ms == pytest.approx(budget.expected_tokens / budget.cost_ms)
 
 
+@pytest.mark.parametrize(
+    ("num_sampling", "tokens_per_ms", "loss"),
+    [
+        (2, None, 1 - (2 + 0.9 + 0.81 + 0.1) / 8 * 5 / (2 + 0.9)),  # the best is one slot: 0.58 tokens a millisecond
+        (2, 0.5, ((2.9 - 0.5 * 5) - (3.81 - 0.5 * 8)) / 2.9),
+    ],
+)
+def test_what_another_budget_loses(num_sampling: int, tokens_per_ms: float | None, loss: float) -> None:
+    survival, costs = np.array([[0.9, 0.81, 0.1]]), np.array([4.0, 5.0, 6.9, 8.0])
+    best = choose_budget(survival, num_sampling, costs, tokens_per_ms)
+    assert best.num_tokens == 1
+    whole = Budget(np.array([3]), 3, num_sampling + 1.81, 8.0)
+    assert whole.loss_beside(best, tokens_per_ms) == pytest.approx(loss)
+    assert best.loss_beside(best, tokens_per_ms) == pytest.approx(0.0)
+
+
 def test_no_rows() -> None:
     assert choose_budget(np.empty((0, 3)), 0, np.array([1.0])).num_kept.tolist() == []
     assert choose_budget(np.empty((2, 0)), 2, np.array([1.0, 1.0])).num_kept.tolist() == [0, 0]
