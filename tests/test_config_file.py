@@ -119,7 +119,7 @@ def test_speculation_is_overridden_by_key(lower: dict[str, Any], upper: dict[str
         (
             "verifier:\n  max_num_seqs: 0\n  dtype: int3\n  listen: [x]\n",
             [
-                "specwire.yaml:2: verifier.max_num_seqs is 0, but must be a number from 1 to 2147483647 (most sequences open at once)",
+                "specwire.yaml:2: verifier.max_num_seqs is 0, but must be a number from 1 to 100000 (most sequences open at once)",
                 "specwire.yaml:3: verifier.dtype is 'int3', but must be one of auto, float32, bfloat16",
                 "specwire.yaml:4: verifier.listen has 'x', but must be unix:path or host:port with a port from 0 to 65535",
             ],
