@@ -50,7 +50,7 @@ def test_files_are_read(text: str, expected: tuple[ApiKey, ...], tmp_path: Path)
     [
         ("- [", "are neither YAML nor JSON in line"),
         (f"- {{name: a, hash: {HASH}, expires: 2030-02-30}}", "have a value that is none (day is out of range for month)"),
-        ("[" * 3000, "have a value that is none (maximum recursion depth"),
+        ("[" * 20_000, "have a value that is none (maximum recursion depth"),
         (f"- {{name: a, hash: {HASH}, tokens_per_minute: {'1' * 5000}}}", "have a value that is none (Exceeds the limit"),
         ("a: 1", "are a dict, but must be a list"),
         ("", "have no list"),
