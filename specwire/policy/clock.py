@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from specwire.policy.budget import Ints
 from specwire.policy.correction import PredictionErrors
 from specwire.policy.shape import Floats, ShapeCorrection
 
@@ -95,6 +96,12 @@ class StepClock:
         others with one token more each."""
         factors = self.lockstep.up_to(num_tokens + len(parts_ms) - 1)[num_tokens : num_tokens + len(parts_ms)]
         return parts_ms + parts_ms[0] * (factors - 1.0)
+
+    def whole_in_lockstep(self, parts_ms: Floats, base_ms: Floats | float, num_tokens: Ints) -> Floats:
+        """Milliseconds [..., n] of steps with num_tokens [n] tokens, whose parts should take parts_ms [..., n], and base_ms [..., 1] or one number if
+        no draft were verified."""
+        largest = int(num_tokens.max()) if len(num_tokens) else 0
+        return parts_ms + base_ms * (self.lockstep.up_to(largest)[num_tokens] - 1.0)
 
     def committed(self, step: int, kind: StepKind, now_ns: int) -> float:
         """A step has been committed. Returns the milliseconds that it took, where that can be said; else 0.

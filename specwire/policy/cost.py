@@ -98,7 +98,7 @@ class StepCost:
             return parts_ms * self.clock.run_ahead.up_to(largest)[num_tokens]
         draft_ms = max([ms for ms, _ in self._times_of_asked(shape)], default=0.0)
         rest_ms = self.hops.ms(shape.num_rows, 2) + draft_ms
-        step_ms = verify_ms + rest_ms + (self._verify_ms(shape) + rest_ms) * (self.clock.lockstep.up_to(largest)[num_tokens] - 1.0)
+        step_ms = self.clock.whole_in_lockstep(verify_ms + rest_ms, self._verify_ms(shape) + rest_ms, num_tokens)
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
 
     def lockstep_ms(self, num_draft_tokens: IntArray, num_asked: IntArray, shape: StepShape) -> FloatArray:
@@ -112,9 +112,7 @@ class StepCost:
         num_tokens = shape.num_tokens + num_draft_tokens
         verify_ms = self.verify.ms(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         rest_ms = (self.draft_ms(num_asked, shape) + self.hops.ms(shape.num_rows, 2))[:, None]
-        factors = self.clock.lockstep.up_to(int(num_tokens.max()))[num_tokens]
-        whole_ms: FloatArray = verify_ms + rest_ms + (self._verify_ms(shape) + rest_ms) * (factors - 1.0)
-        return whole_ms
+        return self.clock.whole_in_lockstep(verify_ms + rest_ms, self._verify_ms(shape) + rest_ms, num_tokens)
 
     def plain_ms(self, shape: StepShape) -> float:
         """Milliseconds of a step that asks for no drafts: as `step_ms`, of one number."""
