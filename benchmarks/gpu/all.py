@@ -127,7 +127,9 @@ class Driver:
         job = JOBS[name]
         arguments = [argument.format(**self.given) for argument in job.arguments]
         if job.slices:
-            arguments += ["--only", *slices, "--out", str(self.folder), "--commit", self.commit, *self.common]
+            arguments += ["--only", *slices, "--commit", self.commit]
+        if job.slices or job.takes_folder:
+            arguments += ["--out", str(self.folder), *self.common]
         if job.takes_seconds:
             work = self.folder / name
             arguments += ["--work", str(work / "work"), "--results", str(work / "results"), "--pack", str(work / "packed")]
@@ -215,10 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="", help="what is measured, where there is no checkout")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu with --tiny")
     parser.add_argument("--tiny", action="store_true", help="on tiny random models, to try it")
-    parser.add_argument("--model", default="", help=FILES["model"])
-    parser.add_argument("--head", default="", help=FILES["head"])
-    parser.add_argument("--train", default="", help=FILES["train"])
-    parser.add_argument("--prompts", default="", help=FILES["prompts"])
+    for name, text in FILES.items():
+        parser.add_argument(f"--{name}", default="", help=text)
     started = time.monotonic()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="[%(relativeCreated)7.0f ms] %(message)s", stream=sys.stdout, force=True)

@@ -1,7 +1,7 @@
 """Draft heads in a service of their own on the verifier's GPU.
 
 `eagle3`: llama-8b and an EAGLE-3 head of its shape with made-up weights, K = 3, drafts accepted at given rates: fixed K, and a schedule from the
-cost tables that both services measured. `smollm`: the real small model and a trained head (--head), on real prompts (--prompts), with adaptive
+cost tables that both services measured. `smollm-METHOD`: the real small model and a trained head (--head), on real prompts (--prompts), with adaptive
 verification. Both beside plain decoding at the same verifier, behind the same prompts, as `benchmarks.gpu.draft` measures. Then one more batch whose
 first request is traced: where a step's time goes. What the drafter reads of features is per read, one a step.
 """
@@ -49,6 +49,8 @@ _HEAD_KV_BYTES, _TINY_KV_BYTES = 4 << 30, 16 << 20
 _TINY_REAL_PROMPT = 120
 """Real prompts have no fewer tokens."""
 _DRAFT_VOCAB, _TINY_DRAFT_VOCAB = 32_000, 128
+_TRAINED = {"smollm-eagle3": ("eagle3", 5), "smollm-dspark": ("dspark", 7)}
+"""Method and K of the slices with a trained head."""
 
 
 async def measure_eagle3(part: Slice, sizes: Sizes, device: str, *, is_tiny: bool) -> None:
@@ -92,8 +94,12 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"c": count, "k": NUM_DRAFTS, **found["fixed"], "plain": found["plain"]} for count, found in fixed]
 
 
-async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace) -> None:
-    """Real weights."""
+async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace, method: str) -> None:
+    """Real weights.
+
+    Args:
+        method: of the head; K is `sizes.num_draft_tokens`.
+    """
     is_tiny, device = options.tiny, options.device
     model = resolve_model(options.model)
     tokenizer = Tokenizer.from_folder(model)
@@ -104,7 +110,7 @@ async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace)
     with tempfile.TemporaryDirectory(prefix="sw-") as name:
         folder = Path(name)
         speculative = SpeculativeConfig(
-            method=options.method, model=options.head, num_speculative_tokens=options.num_drafts, max_model_len=sizes.max_model_len
+            method=method, model=options.head, num_speculative_tokens=sizes.num_draft_tokens, max_model_len=sizes.max_model_len
         )
         real: dict[str, Any] = {"load_format": "auto", "skip_tokenizer": False}
         verifier = replace(verifier_config(folder, model, sizes, device, speculative), **real)
@@ -115,7 +121,7 @@ async def measure_smollm(part: Slice, sizes: Sizes, options: argparse.Namespace)
             configs = {
                 "plain": replace(speculative, num_speculative_tokens_per_batch_size=((1, sizes.max_num_seqs, 0),)),
                 "adaptive": replace(speculative, enable_adaptive_verification=True),
-                "fixed": replace(speculative, num_speculative_tokens_per_batch_size=((1, sizes.max_num_seqs, options.num_drafts),)),
+                "fixed": replace(speculative, num_speculative_tokens_per_batch_size=((1, sizes.max_num_seqs, sizes.num_draft_tokens),)),
             }
             for count in (count for count in sizes.concurrency if not part.has(c=count)):
                 rows = await _measure(served, metrics, configs, prompts[:count], is_tiny=is_tiny)
@@ -212,20 +218,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__ or "", SLICES)
     add_sizes(parser)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="smollm: the target")
-    parser.add_argument("--head", default="", help="smollm: folder of a head that was trained for it")
-    parser.add_argument("--method", default="eagle3", help="smollm: of the head")
-    parser.add_argument("--num-drafts", type=int, default=5, help="smollm: most drafts")
+    parser.add_argument("--head", default="", help="smollm: folder of a head that was trained for it, by the slice's method")
     parser.add_argument("--prompts", default="", help="smollm: JSONL file")
     slices, options = Slices.parse("draft_heads", parser, arguments)
-    sizes = chosen_sizes(options)
-    for name in slices.pending():
-        if name == "smollm" and not (options.head and options.prompts):
-            raise SystemExit("the slice smollm needs --head and --prompts")
+    sizes, pending = chosen_sizes(options), slices.pending()
+    trained = [name for name in pending if name in _TRAINED]
+    if len(trained) > 1:
+        raise SystemExit(f"--head is of one method; --only names the slice of it: {' or '.join(trained)}")
+    if trained and not (options.head and options.prompts):
+        raise SystemExit(f"the slice {trained[0]} needs --head and --prompts")
+    for name in pending:
         with slices.open(name, keep=lambda row: True) as part:
-            chosen = replace(sizes, num_draft_tokens=NUM_DRAFTS if name == "eagle3" else options.num_drafts)
-            uvloop.run(
-                measure_eagle3(part, chosen, options.device, is_tiny=options.tiny) if name == "eagle3" else measure_smollm(part, chosen, options)
-            )
+            if name in _TRAINED:
+                method, num_drafts = _TRAINED[name]
+                measured = measure_smollm(part, replace(sizes, num_draft_tokens=options.num_draft_tokens or num_drafts), options, method)
+            else:
+                measured = measure_eagle3(part, replace(sizes, num_draft_tokens=NUM_DRAFTS), options.device, is_tiny=options.tiny)
+            uvloop.run(measured)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SECONDS: dict[str, dict[str, int]] = {
     "kernels": {
-        "attention-check": 17, "attention": 14, "prefill": 10, "layer-ops": 10, "row-sampling": 25, "sweep": 45, "sweep-prefill": 20,
+        "attention-check": 10, "attention": 8, "prefill": 2, "layer-ops": 2, "row-sampling": 3, "sweep": 45, "sweep-prefill": 20,
     },
     "engine": {
         "noise": 3, "check": 31, "check-processed": 6, "check-synthetic": 4, "llama8b": 74, "smollm": 17, "prefill": 23, "profile": 90,
@@ -15,12 +15,12 @@ SECONDS: dict[str, dict[str, int]] = {
     },
     "services": {"llama8b-unix": 90, "llama8b-tcp": 52, "llama8b-w1": 63, "smollm-unix": 35, "smollm-tcp": 16, "smollm-w1": 16, "smollm-w4": 17},
     "draft": {"alone": 15, "fixed": 150, "schedule": 130},
-    "pareto": {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 140, "model-mixed": 100},
-    "two_gpus": {"placement": 175, "lanes": 105, "loss": 70},
-    "invariance": {"text": 39, "plain": 20, "drafters": 100, "faults": 65},
-    "startup": {"cold": 44, "warm": 90},
+    "pareto": {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 160, "model-mixed": 165},
+    "two_gpus": {"placement": 205, "lanes": 105, "loss": 50},
+    "invariance": {"text": 16, "plain": 7, "drafters": 75, "faults": 45},
+    "startup": {"cold": 50, "warm": 50},
     "variants": {"check": 55, "products": 30, "rows": 75, "draft": 110, "decode": 100, "smollm": 50},
-    "draft_heads": {"eagle3": 240, "smollm": 160},
+    "draft_heads": {"eagle3": 240, "smollm-eagle3": 160, "smollm-dspark": 160},
 }  # fmt: skip
 """By benchmark and slice. Of services, draft, pareto and two_gpus the first slice of a call also pays for the start."""
 _KEEP_ROWS = {"services", "draft", "pareto", "two_gpus", "draft_heads"}
@@ -38,6 +38,7 @@ class Job:
         arguments: for every call; {NAME} stands for an option of the driver.
         seconds: of a job without slices.
         takes_seconds: it goes on at its next call: it is told how many seconds it has, and needs no more than `seconds`.
+        takes_folder: a job without slices that writes its results into a folder, and knows --device and --tiny as benchmarks with slices do.
     """
 
     module: str
@@ -45,6 +46,7 @@ class Job:
     arguments: tuple[str, ...] = ()
     seconds: int = 0
     takes_seconds: bool = False
+    takes_folder: bool = False
 
     @property
     def benchmark(self) -> str:
@@ -70,7 +72,8 @@ class Job:
 
 FILES = {
     "model": "GGUF file or folder of the default model's weights",
-    "head": "folder of a draft head for the default model",
+    "head": "folder of an EAGLE-3 head for the default model",
+    "dspark": "folder of a DSpark head for it",
     "train": "JSONL file of training prompts",
     "prompts": "JSONL file of benchmark prompts, never trained on",
 }
@@ -103,7 +106,9 @@ JOBS: dict[str, Job] = {
     "pareto-block": _bench("pareto", "block-uniform", "block-mixed", "rollout"),
     "pareto-model": _bench("pareto", "model-mixed", "model-uniform"),
     "eagle3": _bench("draft_heads", "eagle3"),
-    "head": _bench("draft_heads", "smollm", arguments=("--model", "{model}", "--head", "{head}", "--prompts", "{prompts}")),
+    "head": _bench("draft_heads", "smollm-eagle3", arguments=("--model", "{model}", "--head", "{head}", "--prompts", "{prompts}")),
+    "head-dspark": _bench("draft_heads", "smollm-dspark", arguments=("--model", "{model}", "--head", "{dspark}", "--prompts", "{prompts}")),
+    "sweep": Job("benchmarks.gpu.sweep", seconds=270, takes_folder=True),
     "engine": _bench("engine", "llama8b", "smollm", "prefill"),
     "profile": _bench("engine", "profile"),
     "services-llama": _bench("services", "llama8b-unix", "llama8b-w1", "llama8b-tcp"),
@@ -114,7 +119,7 @@ JOBS: dict[str, Job] = {
     "two-placement": _bench("two_gpus", "placement"),
     "two-lanes": _bench("two_gpus", "lanes"),
     "two-loss": _bench("two_gpus", "loss", arguments=("--model", "{model}")),
-    "tests-kernels": _tests(150, "tests/engine/kernels"),
+    "tests-kernels": _tests(60, "tests/engine/kernels"),
     "tests-graphs": _tests(
         100, "-m", "gpu", "tests/engine/graphs/test_backends.py", "tests/engine/graphs/test_cuda.py", "tests/engine/graphs/test_draft_runner.py"
     ),

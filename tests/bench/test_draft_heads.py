@@ -22,3 +22,11 @@ def test_eagle3(tmp_path: Path) -> None:
     assert fixed["acceptance_length"] > 1
     assert fixed["features"]["memory"]["bytes_per_read"] > 0
     assert 0 < fixed["breakdown"]["features_ms"] < fixed["breakdown"]["draft_ms"] < fixed["breakdown"]["propose_ms"]
+
+
+def test_a_head_is_of_one_method(tmp_path: Path) -> None:
+    common = ["--device", "cpu", "--tiny", "--commit", "test", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit, match="--only names the slice of it: smollm-eagle3 or smollm-dspark"):
+        draft_heads.main([*common, "--head", "head", "--prompts", "prompts.jsonl"])
+    with pytest.raises(SystemExit, match="smollm-dspark needs --head and --prompts"):
+        draft_heads.main([*common, "--only", "smollm-dspark"])

@@ -29,17 +29,24 @@ for name in names:
         print("what went wrong")
         sys.exit(5)
 """
+_WHOLE = """
+import pathlib, sys
+given = sys.argv[1:]
+(pathlib.Path(given[given.index("--out") + 1]) / "whole.txt").write_text(" ".join(given))
+"""
 
 
 @pytest.fixture
 def fake_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a module beside the results."""
     (tmp_path / "fakebench.py").write_text(_BENCH)
+    (tmp_path / "fakewhole.py").write_text(_WHOLE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
     monkeypatch.setitem(SECONDS, "fakebench", {"one": 20, "two": 20, "long": 900, "fails": 20, "half": 20, "hangs": 0, "asked": 20})
     found = {name: Job("fakebench", (name,)) for name in ("long", "fails", "half", "hangs")}
     found |= {"both": Job("fakebench", ("one", "two")), "asks": Job("fakebench", ("asked",), ("--model", "{model}"))}
     found["prints"] = Job("timeit", arguments=("-n", "1", "pass"), seconds=20)
+    found["whole"] = Job("fakewhole", seconds=20, takes_folder=True)
     monkeypatch.setattr(driver, "JOBS", found)
 
 
@@ -72,6 +79,13 @@ def test_what_fits_runs_and_the_rest_is_left(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "out" / "fakebench-two.json").unlink()
     assert run(tmp_path, "both", "--budget", "50") == 0
     assert "both: two, about 32 s" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("fake_jobs")
+def test_results_without_slices_lie_in_the_folder(tmp_path: Path) -> None:
+    assert run(tmp_path, "whole", "--budget", "60") == 0
+    assert (tmp_path / "out" / "whole.txt").read_text() == f"--out {tmp_path / 'out'} --device cpu --tiny"
+    assert run(tmp_path, "whole", "--budget", "5") == 0  # done, and known to be
 
 
 @pytest.mark.usefixtures("fake_jobs")
