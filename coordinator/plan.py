@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import mixed
 from .chunks import share_chunks
+from .draft_counts import count_drafts
 from .halves import half_of, most_in_flight, take_half
 from .sequence import Sequence
 from .slots import Slot
@@ -44,8 +45,7 @@ class Plan:
         chunks: slots that get a prefill row, with their token budgets.
         ahead: slots that are opened before their first chunk: the answer says what of them the prefix cache has, so that chunks take no more of
             a round's tokens than they compute.
-        num_speculative_tokens: K of this step.
-        may_open: drafters are told of new sequences, so that they can draft for them when they are asked to.
+        num_speculative_tokens, may_open: see `DraftCounts`.
         is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one; with half batches,
             for those that hold rows of its sequences.
         times: filled in as the step goes on.
@@ -78,55 +78,31 @@ def make_plan(lane: "Lane") -> Plan | None:
     if lane.pins.may_pin:
         lane.pins.pin()
     decodes, prefills, num_awaited = _candidates(lane)
-    num_decoding, num_rows, num_batched_tokens = len(decodes) + num_awaited, len(decodes), lane.max_num_batched_tokens
+    num_decoding = len(decodes) + num_awaited
     is_decoding, is_halving = num_decoding > 0, 0 < lane.half_batches_from <= num_decoding
-    if is_halving:
-        num_rows = min(num_rows, half_of(num_decoding))
+    num_rows = min(len(decodes), half_of(num_decoding)) if is_halving else len(decodes)
     batch_size = max(1, num_decoding if is_halving else len(decodes))
-    k = base_k = lane.schedule.choose(batch_size, lane.next_round)
-    canary_k = 0 if lane.canary is None else lane.canary[1].choose(batch_size, lane.next_round)
-    k = max(k, canary_k)
-    if decodes:
-        reserve = num_batched_tokens // _CHUNK_SHARE if prefills else 0
-        k = max(0, min(k, (num_batched_tokens - reserve) // num_rows - 1))
-    may_open, choice, is_mixed = k > 0, None, lane.is_canary_adaptive is not None and lane.policy is not None
-    ceilings: list[int] = []
-    if lane.canary is not None:
-        canary = lane.canary[0]
-        ceilings = [min(k, canary_k if row.request.variant is canary else base_k) for row in decodes]
-    if may_open and lane.policy is not None:
-        rows, most, around = decodes, k, _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding)
-        if is_mixed:
-            rows, around = mixed.beside(decodes, mixed.adaptive_rows(lane, decodes), ceilings, around)
-            most = min(k, canary_k if lane.is_canary_adaptive else base_k)
-        choice = lane.policy.choose(lane, rows, around, most)
-        if not is_mixed:
-            k = k if choice is None else choice.request.num_drafts
-    num_drafts = _num_drafts(lane, decodes, k, None if is_mixed else choice)
-    if is_mixed and choice is not None:
-        own = mixed.adaptive_rows(lane, decodes)
-        for row, number in zip(own, _num_drafts(lane, [decodes[row] for row in own], choice.request.num_drafts, choice), strict=True):
-            num_drafts[row] = number
-    if ceilings:
-        num_drafts = list(map(min, num_drafts, ceilings))
+    most = _most_drafts(lane.max_num_batched_tokens, num_rows, has_prefills=bool(prefills))
+    counts = count_drafts(lane, decodes, batch_size, most, lambda: _chunks(lane, decodes, prefills, 0, is_decoding=is_decoding))
+    rows, num_drafts, choice = decodes, counts.num_drafts, counts.choice
     is_drafting = any(num_drafts)
     if is_halving and is_drafting:
-        decodes, num_drafts = take_half(decodes, num_drafts, num_rows)
+        rows, num_drafts = take_half(decodes, num_drafts, num_rows)
         is_drafting = any(num_drafts)
     elif lane.in_flight and (is_drafting or lane.is_lockstep) and not is_halving:
         return None
-    chunks = _chunks(lane, decodes, prefills, sum(num_drafts), is_decoding=is_decoding)
-    if not (decodes or chunks or lane.closes or any(link.has_mail(may_open=may_open) for link in lane.links)):
+    chunks = _chunks(lane, rows, prefills, sum(num_drafts), is_decoding=is_decoding)
+    if not (rows or chunks or lane.closes or any(link.has_mail(may_open=counts.may_open) for link in lane.links)):
         if lane.policy is not None and not lane.in_flight:
             lane.policy.idle()
         return None
-    own_rows = None
-    if choice is not None and is_mixed:
-        own_rows = mixed.settle(choice, lane, decodes, num_drafts, chunks)
+    adaptive_rows = None
+    if choice is not None and counts.is_mixed:
+        adaptive_rows = mixed.settle(choice, lane, rows, num_drafts, chunks)
     elif choice is not None:
-        choice.settle(decodes, chunks, is_drafting=is_drafting)
+        choice.settle(rows, chunks, is_drafting=is_drafting)
     ahead = _open_ahead(lane, prefills, chunks) if len(chunks) < len(prefills) else []
-    return Plan(decodes, num_drafts, chunks, ahead, k, may_open, is_drafting, times, choice, own_rows)
+    return Plan(rows, num_drafts, chunks, ahead, counts.num_speculative_tokens, counts.may_open, is_drafting, times, choice, adaptive_rows)
 
 
 def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
@@ -134,6 +110,12 @@ def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:
     if plan.choice is not None and plan.is_drafting:
         return plan.choice.keep(plan, drafts) if plan.adaptive_rows is None else mixed.keep(plan, drafts)
     return [draft[:most] if len(draft) > most else draft for draft, most in zip(drafts, plan.num_drafts, strict=True)]
+
+
+def _most_drafts(num_batched_tokens: int, num_rows: int, *, has_prefills: bool) -> int:
+    """Drafts that a round has room for in each of so many decode rows; where any prefills wait, it keeps a part for their chunks."""
+    reserve = num_batched_tokens // _CHUNK_SHARE if has_prefills else 0
+    return max(0, (num_batched_tokens - reserve) // max(1, num_rows) - 1)
 
 
 def _chunks(lane: "Lane", decodes: list[Sequence], prefills: list[Slot], num_draft_tokens: int, *, is_decoding: bool) -> list[tuple[Slot, int]]:
@@ -186,29 +168,3 @@ def _candidates(lane: "Lane") -> tuple[list[Sequence], list[Slot], int]:
         elif slot.num_remaining_tokens > 0:
             prefills.append(slot)
     return decodes, prefills, num_awaited
-
-
-def _num_drafts(lane: "Lane", decodes: list[Sequence], k: int, choice: "Choice | None") -> list[int]:
-    """Drafts to ask for: K, or what adaptive verification chose for such sequences, shrunk to what the sequence, its context and its drafter can
-    take."""
-    if not k or not any(link.is_usable for link in lane.links):
-        return [0] * len(decodes)
-    num_drafts, next_round = [], lane.next_round
-    graded = choice if choice is not None and choice.request.by_grade else None
-    for sequence in decodes:
-        place = sequence.draft_slot
-        if place is None or place.ask_round > next_round or not place.link.is_usable:
-            num_drafts.append(0)
-            continue
-        if graded is not None:
-            k = graded.num_drafts(place)
-        drafter, length = place.link.drafter, len(sequence.token_ids)
-        # Nearly always K itself: cheaper to see so than to take the smallest of all.
-        if k <= sequence.max_drafts and length + k < sequence.max_len and k <= drafter.max_drafts and length + k <= drafter.window:
-            num_drafts.append(k)
-        else:
-            num_drafts.append(max(0, min(k, sequence.max_drafts, sequence.max_len - length - 1, drafter.max_drafts, drafter.window - length)))
-            if length >= drafter.window:
-                place.link.close_slot(place)
-                lane.pins.look(sequence)
-    return num_drafts
