@@ -46,14 +46,15 @@ class Balancer:
 
     def look(self) -> None:
         """One look at lanes and drafters."""
-        self._balance_lanes()
-        self._balance_drafters()
+        if not self._balance_lanes():
+            self._balance_drafters()
 
-    def _balance_lanes(self) -> None:
+    def _balance_lanes(self) -> bool:
+        """Whether sequences move: they take their load from drafter to drafter themselves."""
         lanes = [lane for lane in self._admission.lanes if lane.is_ready]
         loads = {lane: len(lane.running) for lane in lanes}
         if not self._lanes.is_uneven(list(loads.values())) or any(lane.leaving for lane in lanes):
-            return
+            return False
         budget, num_leaving = self._budget, 0
         while True:
             source, target = max(lanes, key=loads.__getitem__), min(lanes, key=loads.__getitem__)
@@ -71,6 +72,7 @@ class Balancer:
             source.wake()
         if num_leaving:
             logger.info("moves %d sequences between lanes, which then run %s", num_leaving, list(loads.values()))
+        return num_leaving > 0
 
     def _balance_drafters(self) -> None:
         drafters = list({link.drafter: None for lane in self._admission.lanes for link in lane.links if link.is_usable})
@@ -101,14 +103,16 @@ class Balancer:
             logger.info("moved %d sequences between drafters, which now have %s", num_moved, [drafter.num_open for drafter in drafters])
 
     def _next_pin(self, source: "Drafter", target: "Drafter") -> "tuple[DraftSlot, DraftLink] | None":
-        """The shortest sequence of one drafter that another can take, and the link that takes it."""
+        """The shortest sequence of one drafter that another can take, and the link that takes it; of a lane whose own it is, if possible."""
         pins = []
         for lane in self._admission.lanes:
             to = next((link for link in lane.links if link.drafter is target), None)
             if to is not None:
                 places = [place for link in lane.links if link.drafter is source for place in link.slots.values()]
-                pins += [(place, to) for place in places if to.can_take(place.sequence)]
-        return min(pins, key=lambda pin: len(pin[0].sequence.token_ids), default=None)
+                is_own = lane.pins.shares().get(to, 0) > 0
+                pins += [(not is_own, place, to) for place in places if to.can_take(place.sequence)]
+        _, place, link = min(pins, key=lambda pin: (pin[0], len(pin[1].sequence.token_ids)), default=(False, None, None))
+        return None if place is None or link is None else (place, link)
 
     @property
     def _budget(self) -> int:

@@ -64,7 +64,7 @@ class Lane:
         self.server_name = server_name
         self.admission = admission
         self.links: list[DraftLink] = []
-        self.pins = Pins(self.links)
+        self.pins = Pins(self)
         self.is_ready = False
         self.is_draining = False
         self.instance_id = ""
