@@ -124,7 +124,9 @@ JOBS: dict[str, Job] = {
         100, "-m", "gpu", "tests/engine/graphs/test_backends.py", "tests/engine/graphs/test_cuda.py", "tests/engine/graphs/test_draft_runner.py"
     ),
     "tests-engine": _tests(50, "-m", "gpu", "tests/engine/test_dummy.py", "tests/engine/test_runner.py", "tests/engine/sampling/test_cuda.py"),
-    "tests-services": _tests(150, "-m", "gpu", "tests/verifier/test_cuda.py", "tests/verifier/test_sizing.py", "tests/drafter/test_features.py"),
+    "tests-services": _tests(
+        150, "-m", "gpu", "tests/verifier/test_cuda.py", "tests/verifier/test_sizing.py", "tests/drafter/test_feature_memory.py"
+    ),
     "train": Job(
         "benchmarks.gpu.train_heads",
         arguments=("--model", "{model}", "--prompts", "{train}", "--bench", "{prompts}"),

@@ -18,3 +18,9 @@ Make = Callable[..., DraftModel]
 def tokens(count: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+def catch_up(method: DraftModel, budget: int = 64) -> None:
+    """All of its background work."""
+    while method.catch_up(budget):
+        pass
