@@ -36,7 +36,7 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
     """Starts all services, reports, and serves until a stop signal.
 
     Raises:
-        SpecwireError: something keeps the services from starting, or the coordinator ended.
+        SpecwireError: something keeps the services from starting.
     """
     check_engine()
     check_models(options)
@@ -57,13 +57,14 @@ async def serve(stack: Stack, *, with_demo: bool, startup_timeout_s: float) -> N
     """Runs the services until SIGINT or SIGTERM, or until nobody reads what is printed; then stops them in order. A second signal kills them.
 
     Raises:
-        UnavailableError: a service does not start, or the coordinator ended.
+        UnavailableError: a service does not start.
         BrokenPipeError: nobody reads standard output.
     """
     abandoned = asyncio.Event()
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, abandoned.set)
-    supervisor = Supervisor(stack.groups(), functools.partial(print_line, abandoned), startup_timeout_s=startup_timeout_s)
+    groups = stack.groups(restarts_coordinator=True)
+    supervisor = Supervisor(groups, functools.partial(print_line, abandoned), startup_timeout_s=startup_timeout_s)
     serving = asyncio.create_task(_serve(supervisor, stack, with_demo))
     stopping, leaving = asyncio.create_task(rpc.wait_for_stop_signal()), asyncio.create_task(abandoned.wait())
     try:

@@ -51,13 +51,18 @@ class Stack:
         """Where this machine may call the coordinator without TLS."""
         return self.coordinator.listen[-1]
 
-    def groups(self) -> list[list[ServiceSpec]]:
-        """The processes in the order of starting: the coordinator needs the verifiers and measures nothing of a drafter that loads."""
+    def groups(self, *, restarts_coordinator: bool = False) -> list[list[ServiceSpec]]:
+        """The processes in the order of starting: the coordinator needs the verifiers and measures nothing of a drafter that loads.
+
+        Args:
+            restarts_coordinator: another one takes its place when it ends, for clients that call again; else its end is the end of everything.
+        """
         drafters = [_spec(_numbered("drafter", index, self.drafters), "drafter_svc", config) for index, config in enumerate(self.drafters)]
         verifiers = [_spec(_numbered("verifier", index, self.verifiers), "verifier_svc", config) for index, config in enumerate(self.verifiers)]
         http = [] if self.http is None else [_spec("http", "specwire.http", self.http, health=self.http.health_listen)]
+        coordinator = _spec("coordinator", "coordinator", self.coordinator, essential=not restarts_coordinator)
         # Stopping goes backwards: HTTP, coordinator, drafters, verifiers. Without drafters there is no group for them.
-        return [group for group in (verifiers, drafters, [_spec("coordinator", "coordinator", self.coordinator, essential=True)], http) if group]
+        return [group for group in (verifiers, drafters, [coordinator], http) if group]
 
 
 def without_drafters(options: StackOptions) -> StackOptions:

@@ -167,6 +167,7 @@ def test_processes_get_their_configuration_as_flags(monkeypatch: pytest.MonkeyPa
         [("coordinator", "coordinator", True)],
         [("http", "specwire.http", False)],
     ]
+    assert not any(spec.essential for group in stack.groups(restarts_coordinator=True) for spec in group)
     monkeypatch.setenv("SPECWIRE_CONFIG", "no-such-file")  # theirs are complete
     assert parse_flags(VerifierConfig, "verifier", groups[0][1].arguments) == stack.verifiers[1]
     assert parse_flags(DrafterConfig, "drafter", groups[1][0].arguments) == stack.drafters[0]

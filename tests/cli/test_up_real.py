@@ -77,10 +77,13 @@ coordinator: {{tls_cert: {server.cert}, tls_key: {server.key}, tls_ca: {authorit
     reference = generate(address, *sampled)
 
     with Client(address, tls=TlsOptions(authority.file, client.cert, client.key)) as calls:
-        for name in ("drafter", "verifier"):
+        for name in ("drafter", "verifier", "coordinator"):
             os.kill(children(up)[name], signal.SIGKILL)
             up.wait_for(rf"{name} ended with signal SIGKILL and is (restarted)", "stderr")
-            up.wait_for(rf"lane 0: ({name}) \S+ is there", "stderr", count=2)
+            if name == "coordinator":
+                up.wait_for(r"(serving): all peers are there", "stderr", count=4)
+            else:
+                up.wait_for(rf"lane 0: ({name}) \S+ is there", "stderr", count=2)
             assert calls.generate(PROMPT, max_tokens=64).token_ids == greedy["token_ids"], f"after the restart of the {name}"
             again = calls.generate(PROMPT, max_tokens=64, temperature=0.6, top_p=0.9, seed=7)
             assert again.token_ids == reference["token_ids"]
