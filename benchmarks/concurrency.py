@@ -1,6 +1,6 @@
 """Whether drafts are as good among many sequences as for one alone: accepted drafts at 16 requests at once and at one.
 
-python -m benchmarks.concurrency --prompts PROMPTS.jsonl.gz [--methods eagle3 ...] [--least-drafts 5100] [--num-drafts 5]
+python -m benchmarks.concurrency --prompts PROMPTS.jsonl.gz [--head FOLDER] [--methods eagle3 ...] [--least-drafts 5100] [--num-drafts 5]
 
 Real services on a CPU, as `benchmarks.lists_cpu` starts them; requests greedy and at a temperature of 0.7 in turns, with fixed seeds, first one by
 one until there were enough drafts, then the same requests so many at once. What is compared is the mean number of accepted drafts of a step with
@@ -11,11 +11,11 @@ tenant, as it would else draft from the very same answers. The draft model is th
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lists_cpu import choose, encode, make_parser, serve_in_turn
+from benchmarks.lists_cpu import choose, encode, head_method, make_parser, serve_in_turn
 from benchmarks.report import Bystanders, print_table, write_report
 from specwire.bench.workload import read_prompt_file
 from specwire.client import AsyncClient
@@ -25,13 +25,6 @@ from specwire.sampling_params import SamplingParams
 from tests.integration.invariance import add_spec
 from tests.integration.noisy_model import noisy_twin
 
-METHODS: dict[str, tuple[str, ...]] = {
-    "eagle3": ("eagle3",),
-    "ngram+eagle3": ("ngram", "eagle3"),
-    "suffix": ("suffix",),
-    "ngram": ("ngram",),
-    "draft_model": ("draft_model",),
-}
 _TEMPERATURES = (0.0, 0.7)
 _MOST_ERRORS = 2.0
 _LEAST_DRAFTS = 5_000
@@ -41,13 +34,16 @@ _OTHER_TENANT = b"another"
 def main() -> None:
     parser = make_parser()
     parser.description = __doc__
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", help="ngram, suffix, draft_model, that of the head, or ngram+ that (default: all)")
     parser.add_argument("--least-drafts", type=int, default=5_100, help="of the requests one by one")
     parser.set_defaults(concurrency=16, num_prompts=1_000)
     args = parser.parse_args()
+    methods = methods_with(args.head)
+    if unknown := set(args.methods or ()) - set(methods):
+        parser.error(f"--methods are {' '.join(args.methods)}, but {args.head} has none for {' '.join(unknown)}; take some of {' '.join(methods)}")
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
-    results = asyncio.run(run(args, bystanders))
+    results = asyncio.run(run(args, {name: methods[name] for name in args.methods or methods}, bystanders))
     print_table(
         ["drafter", "drafts, one", f"drafts, {args.concurrency}", "accepted, one", f"accepted, {args.concurrency}", "standard errors apart"],
         [
@@ -60,18 +56,30 @@ def main() -> None:
     )  # fmt: skip
 
 
-async def run(args: Any, bystanders: Bystanders) -> list[dict[str, Any]]:
+def methods_with(head: str) -> dict[str, tuple[str, ...]]:
+    """Drafters by name, of which some have the head in this folder."""
+    method = head_method(head)
+    return {
+        method: (method,),
+        f"ngram+{method}": ("ngram", method),
+        "suffix": ("suffix",),
+        "ngram": ("ngram",),
+        "draft_model": ("draft_model",),
+    }
+
+
+async def run(args: Any, methods: Mapping[str, tuple[str, ...]], bystanders: Bystanders) -> list[dict[str, Any]]:
     """A row for each drafter; the report, which is named after the methods unless they are all, is written anew after each."""
     prompts = [prompt for _, prompt in encode(args.model, choose(read_prompt_file(args.prompts), args.num_prompts))]
-    models = {"eagle3": args.head}
-    if "draft_model" in args.methods:
+    models = {head_method(args.head): args.head}
+    if "draft_model" in methods:
         models["draft_model"] = str(noisy_twin(resolve_model(args.model)))
-    report = "concurrency" if args.methods == list(METHODS) else f"concurrency_{'_'.join(args.methods)}"
+    report = f"concurrency_{'_'.join(methods)}" if args.methods else "concurrency"
     results = []
-    async for name, client, address in serve_in_turn(args, {name: METHODS[name] for name in args.methods}, models):
+    async for name, client, address in serve_in_turn(args, methods, models):
         num_prompts, alone = await ask(client, prompts, args.tokens, 1, args.least_drafts)
         print(f"{name}: {num_prompts} requests one by one, {moments(alone)[0]:.4f} of {alone.num_drafts} drafts", flush=True)
-        async with AsyncClient(address, tenant_cache_key=_OTHER_TENANT if "suffix" in METHODS[name] else b"") as other:
+        async with AsyncClient(address, tenant_cache_key=_OTHER_TENANT if "suffix" in methods[name] else b"") as other:
             _, together = await ask(other, prompts[:num_prompts], args.tokens, args.concurrency)
         results.append({"drafter": name, "num_requests": num_prompts} | compare(alone, together))
         print(results[-1], flush=True)

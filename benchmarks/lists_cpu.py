@@ -24,11 +24,11 @@ from specwire.bench.workload import PromptLine, read_prompt_file
 from specwire.client import AsyncClient
 from specwire.config import CoordinatorConfig, DrafterConfig, VerifierConfig
 from specwire.engine.checkpoint import resolve_model
+from specwire.engine.heads.kinds import open_head
 from specwire.sampling_params import SamplingParams
 from specwire.speculative_config import SpeculativeConfig
 from specwire.tokenizer import Tokenizer
 
-METHODS: dict[str, tuple[str, ...]] = {"ngram": ("ngram",), "eagle3": ("eagle3",), "ngram+eagle3": ("ngram", "eagle3")}
 _ALL = "all"
 _CACHE_BYTES = 512 << 20
 _STEPS_WAIT_MS = 60_000.0
@@ -48,12 +48,13 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     bystanders = Bystanders()
     lines = choose(read_prompt_file(args.prompts), args.num_prompts)
-    asked = asyncio.run(run(args, lines))
+    head = head_method(args.head)
+    asked = asyncio.run(run(args, lines, head))
     names = sorted({one.category for one in asked[next(iter(asked))]})
     texts = {name: [[run.token_ids for run in one.runs] for one in found] for name, found in asked.items()}
     results = [{"drafter": name, "run": number + 1} | describe(found, number, names) for name, found in asked.items() for number in range(args.runs)]
     print_table(
-        ["drafter", "run", *[f"{name} ({sum(one.category == name for one in asked['eagle3'])})" for name in names], _ALL, "drafted steps"],
+        ["drafter", "run", *[f"{name} ({sum(one.category == name for one in asked[head])})" for name in names], _ALL, "drafted steps"],
         [
             [row["drafter"], str(row["run"]), *[f"{row['tokens_a_step'][name]:.2f}" for name in (*names, _ALL)], f"{row['drafted_steps']:.0%}"]
             for row in results
@@ -63,9 +64,9 @@ def main() -> None:
         "unit": "tokens a step of the answers but their first tokens, greedy",
         "model": args.model, "precision": args.precision, "head": Path(args.head).name, "num_drafts": args.num_drafts, "tokens": args.tokens,
         "concurrency": args.concurrency, "lookup": [args.lookup_min, args.lookup_max], "num_prompts": len(lines),
-        "all_texts_equal": all(found == texts["eagle3"] for found in texts.values()), "results": results,
+        "all_texts_equal": all(found == texts[head] for found in texts.values()), "results": results,
     }  # fmt: skip
-    print(write_report("lists_cpu", figures, args.output, bystanders))
+    print(write_report("lists_cpu" if head == "eagle3" else f"lists_cpu_{head}", figures, args.output, bystanders))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -74,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-prompts", type=int, default=30, help="spread over the categories")
     parser.add_argument("--model", default=VerifierConfig().model)
     parser.add_argument("--precision", default="int4", help="a dtype, or a format of the weights")
-    parser.add_argument("--head", default="models/smollm2-135m-instruct-eagle3", help="folder of an EAGLE-3 head")
+    parser.add_argument("--head", default="models/smollm2-135m-instruct-eagle3", help="folder of a draft head")
     parser.add_argument("--num-drafts", type=int, default=5, help="K")
     parser.add_argument("--lookup-min", type=int, default=3)
     parser.add_argument("--lookup-max", type=int, default=4)
@@ -95,10 +96,19 @@ def choose(lines: Sequence[PromptLine], count: int) -> list[PromptLine]:
     return [found[turn] for turn in range(turns) for found in by_category.values() if turn < len(found)][:count]
 
 
-async def run(args: argparse.Namespace, lines: Sequence[PromptLine]) -> dict[str, list[Asked]]:
-    """The answers of each drafter."""
+def head_method(folder: str) -> str:
+    """Of the head in a folder."""
+    return open_head(Path(folder))[0].method
+
+
+async def run(args: argparse.Namespace, lines: Sequence[PromptLine], head: str) -> dict[str, list[Asked]]:
+    """The answers of each drafter.
+
+    Args:
+        head: method of the head.
+    """
     prompts = encode(args.model, lines)
-    turns = serve_in_turn(args, METHODS, {"eagle3": args.head})
+    turns = serve_in_turn(args, {"ngram": ("ngram",), head: (head,), f"ngram+{head}": ("ngram", head)}, {head: args.head})
     return {name: await _ask(Services(name, client), prompts, args) async for name, client, _ in turns}
 
 

@@ -1,15 +1,18 @@
 """What benchmarks of drafts make of counts."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from benchmarks.concurrency import compare, moments
+from benchmarks.concurrency import compare, main, methods_with, moments
 from benchmarks.cpu import Decoded
 from benchmarks.gpu.bench_answers import Answers
 from benchmarks.lists_cpu import choose, tokens_a_step
 from benchmarks.sharpness import describe, gain, sampled
 from specwire.bench.workload import PromptLine
 from specwire.messages import SpecStats
+from tests.heads.checkpoints import WRITERS
 
 
 def stats(accepted: list[int], k: int = 3) -> SpecStats:
@@ -34,6 +37,22 @@ def test_a_difference_is_judged_by_its_error() -> None:
     assert not found["is_within_two"]
     assert found["has_enough_drafts"]
     assert not compare(stats(few), stats(many))["has_enough_drafts"]
+
+
+@pytest.mark.parametrize(("name", "method"), [("eagle3_speculators", "eagle3"), ("dspark_native", "dspark")])
+def test_drafters_are_those_of_the_heads_method(name: str, method: str, tmp_path: Path) -> None:
+    methods = methods_with(str(WRITERS[name](tmp_path / name).folder))
+    assert methods[method] == (method,)
+    assert methods[f"ngram+{method}"] == ("ngram", method)
+    assert set(methods) == {method, f"ngram+{method}", "suffix", "ngram", "draft_model"}
+
+
+def test_a_drafter_that_the_head_is_not_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = WRITERS["dspark_native"](tmp_path / "head").folder
+    monkeypatch.setattr("sys.argv", ["concurrency", "--prompts", "none", "--methods", "ngram", "eagle3", "--head", str(folder)])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"--methods are ngram eagle3, but {folder} has none for eagle3; take some of dspark" in " ".join(capsys.readouterr().err.split())
 
 
 def test_prompts_are_spread_over_their_categories() -> None:
