@@ -217,8 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="", help="what is measured, where there is no checkout")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu with --tiny")
     parser.add_argument("--tiny", action="store_true", help="on tiny random models, to try it")
-    for name, text in FILES.items():
-        parser.add_argument(f"--{name}", default="", help=text)
+    parser.add_argument("--model", default="", help=FILES["model"])
+    parser.add_argument("--head", default="", help=FILES["head"])
+    parser.add_argument("--dspark", default="", help=FILES["dspark"])
+    parser.add_argument("--train", default="", help=FILES["train"])
+    parser.add_argument("--prompts", default="", help=FILES["prompts"])
     started = time.monotonic()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="[%(relativeCreated)7.0f ms] %(message)s", stream=sys.stdout, force=True)
