@@ -31,6 +31,8 @@ MAX_SETBACKS = 5
 """Attempts without a new token, after which a sequence is given up."""
 RETRY_AFTER_MS = 1000
 """When to come back where other requests must end first: about what a few tens of tokens take, though nobody knows."""
+_MOST_ENDED = 64
+"""Sequences that ended in the queue and are still in it, beyond as many as wait."""
 _FIXED_BYTES = 512
 """Scalars and frames of an Open."""
 
@@ -119,6 +121,10 @@ class Admission:
         elif sequence.is_waiting:
             sequence.is_waiting = False
             self.num_waiting -= 1
+            # Those behind one that waits for long would stay, prompt and all.
+            if len(self._heap) > 2 * self.num_waiting + _MOST_ENDED:
+                self._heap = [entry for entry in self._heap if entry[2].is_waiting]
+                heapq.heapify(self._heap)
 
     def resume(self, request: Request) -> None:
         """The request's client has read enough for its sequences to go on."""

@@ -49,3 +49,18 @@ async def test_requests_that_have_ended_are_freed(end: str, trace_sample_ratio: 
         finally:
             gc.enable()
     assert not left, f"{len(left)} parts of requests that have ended: {left}"
+
+
+async def test_what_ends_behind_one_that_waits_is_freed() -> None:
+    """While more important requests wait for long, it never comes to the head of the queue."""
+    async with Cluster([VerifierScript(max_num_seqs=1)]) as cluster:
+        await cluster.ready()
+        running = cluster.submit([5], seed=1, max_tokens=400, priority=1)
+        waiting = cluster.submit([6], seed=2, max_tokens=5, priority=1)
+        for _ in range(5):
+            for seed in range(100):
+                cluster.submit([7], seed=seed, max_tokens=5, priority=2).handle.cancel()
+            assert cluster.engine.num_waiting <= 2
+            assert sum(type(part) is Sequence for part in parts().values()) < 100
+        await running.check()
+        await waiting.check()
