@@ -84,6 +84,11 @@ class AsyncClient:
         """Attempts so far that followed another one of the same request."""
         return self._attempts.retries.num_retries
 
+    @property
+    def num_breaks(self) -> int:
+        """How often the connection broke since it was made: what another coordinator or model answers differently is to be asked for again then."""
+        return self._attempts.connect().session.num_breaks
+
     async def generate(
         self,
         prompt: Prompt,

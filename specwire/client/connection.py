@@ -57,7 +57,7 @@ class Connection:
         self._closed = asyncio.Event()
 
     async def tokenizer(self) -> "Tokenizer | None":
-        """Fetched once for as long as the session holds: another coordinator may answer after it broke.
+        """Fetched once for as long as the session holds, which is opened for that: another coordinator, or model, may answer after it broke.
 
         Raises:
             UnavailableError: it can't be fetched, or the connection was closed meanwhile.
@@ -67,6 +67,7 @@ class Connection:
             if self._tokenizer is None or self._tokenizer[0] != self.session.num_breaks:
                 num_breaks = self.session.num_breaks
                 await self._renew()
+                self.session.open()
                 try:
                     spec = await self._fetch_tokenizer()
                 except UnavailableError as error:

@@ -54,7 +54,7 @@ class LiveRequest:
 
 
 class Session:
-    """Opens a stream with the first request, and a new one with the first request after it broke.
+    """Opens a stream when it is asked to or with the first request, and a new one after it broke.
 
     Args:
         channel: to the coordinator.
@@ -83,6 +83,11 @@ class Session:
         """The next stream is one of this channel."""
         self._channel = channel
 
+    def open(self) -> None:
+        """Sees to it that there is a stream. Its end is how the coordinator says that it serves another model, or goes away."""
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._run(SessionCall(self._channel)))
+
     def start(self, request: GenerateRequest, *, whole: bool) -> LiveRequest:
         """Sends a request.
 
@@ -98,8 +103,7 @@ class Session:
         live = self._live[stream_id] = LiveRequest(self, stream_id, request.sampling.n, whole=whole)
         self._starts[stream_id] = packed, num_bytes
         self._has_mail.set()
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._run(SessionCall(self._channel)))
+        self.open()
         return live
 
     def cancel(self, stream_id: int) -> None:

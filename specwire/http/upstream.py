@@ -46,11 +46,12 @@ class Caller:
         self.client = client
         self.num_users = 0
         self._names = names
-        self._model: tuple[float, ServedModel] | None = None
+        self._model: tuple[int, float, ServedModel] | None = None
         self._texts: tuple[Tokenizer, TokenTexts] | None = None
 
     async def check_model(self, name: str | None) -> ServedModel:
         """The served model. Raises Refusal if a request asks for another one."""
+        await self.tokenizer()  # from now on the connection breaks when the model changes
         model = await self.model(_FRESH_S)
         if name is None or name in self.names(model):
             return model
@@ -65,11 +66,12 @@ class Caller:
         return self._names or (model.name,)
 
     async def model(self, max_age_s: float = 0.0) -> ServedModel:
-        """The served model, as it was at most so many seconds ago."""
-        if self._model is None or time.monotonic() - self._model[0] > max_age_s:
+        """The served model, as it was at most so many seconds ago, and not before the connection broke."""
+        num_breaks = self.client.num_breaks
+        if self._model is None or self._model[0] != num_breaks or time.monotonic() - self._model[1] > max_age_s:
             status = await self.client.get_status()
-            self._model = time.monotonic(), ServedModel(status.model_id, status.max_model_len)
-        return self._model[1]
+            self._model = num_breaks, time.monotonic(), ServedModel(status.model_id, status.max_model_len)
+        return self._model[2]
 
     async def tokenizer(self) -> Tokenizer | None:
         """The served tokenizer; None if there is none."""

@@ -102,6 +102,7 @@ class Served(Front):
     engine: Engine
     verifier: ScriptedVerifier
     drafter: ScriptedDrafter
+    network: LocalNetwork
 
     @property
     def is_idle(self) -> bool:
@@ -174,7 +175,7 @@ async def http_served(
     async with _coordinator(engine, config) as address:
         own = HttpConfig(**_LISTEN | {"coordinator": address} | (http or {}))
         async with front(own, api_key, send_buffer) as running:
-            yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter)
+            yield Served(running.url, running.service, running.upstream, running.openai, engine, target, drafter, network)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,8 @@
 """How the service follows its coordinator: gone and back, and with certificates that change meanwhile."""
 
 import asyncio
+import dataclasses
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -10,11 +12,18 @@ from coordinator.server import CoordinatorServer
 from specwire.client import AsyncClient
 from specwire.config import CoordinatorConfig, HttpConfig
 from specwire.http.upstream import Upstream
+from specwire.messages import TokenizerSpec
 from specwire.tls import TlsOptions
+from specwire.tokenizer import fingerprint
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
 from tests.coordinator.serving import serving
+from tests.http.serving import Served
+from tests.scripted.drafter import ScriptedDrafter
+from tests.scripted.scripts import byte_drafter_script, byte_verifier_script
+from tests.scripted.verifier import ScriptedVerifier
 from tests.security.certificates import Authority, copy
+from tests.waiting import until
 
 TIMEOUT_S = 50.0
 
@@ -84,3 +93,29 @@ async def test_without_a_tokenizer_or_a_coordinator_it_goes_on(socket_dir: Path,
     await upstream.prepare()
     assert "the tokenizer is loaded with the first request that needs it" in caplog.text
     await upstream.close()
+
+
+async def test_another_model_is_known_at_once_also_to_who_only_tokenized(served: Served) -> None:
+    """Its name and its tokenizer are those of the requests from then on, whatever was asked before."""
+    assert (await served.post("/tokenize", {"prompt": "ab"})).json["tokens"] == [97, 98]
+    other = _swapped(make_spec())
+    served.network.put("d:1", ScriptedDrafter(byte_drafter_script(tokenizer_fingerprint=other.fingerprint)))
+    served.network.put("v:1", ScriptedVerifier(byte_verifier_script(model_id="other", weights_hash="others", tokenizer=other)))
+    await until(lambda: _name(served) == "other" and served.engine.ready.is_ready, TIMEOUT_S)
+    assert (await served.post("/tokenize", {"prompt": "ab"})).json["tokens"] == [98, 97]
+    answer = (await served.post("/v1/completions", {"prompt": "ab", "max_tokens": 3, "return_token_ids": True})).json
+    assert (answer["model"], answer["choices"][0]["prompt_token_ids"]) == ("other", [98, 97])
+    assert (await served.post("/v1/completions", {"prompt": "ab", "model": "scripted"})).status == 404
+
+
+def _name(served: Served) -> str:
+    description = served.engine.description
+    return "" if description is None else description.verifier.model_id
+
+
+def _swapped(spec: TokenizerSpec) -> TokenizerSpec:
+    """With the ids of a and b changed over."""
+    content = json.loads(spec.tokenizer_json)
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    return dataclasses.replace(spec, tokenizer_json=json.dumps(content).encode(), fingerprint=fingerprint(content))

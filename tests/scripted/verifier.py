@@ -51,6 +51,7 @@ class VerifierScript:
     num_blocks: int = 2048
     num_usable_blocks: int | None = None
     prefix_caching: bool = True
+    model_id: str = "scripted"
     weights_hash: str = "weights"
     dtype: str = "float32"
     numerics_version: str = "1"
@@ -124,7 +125,7 @@ class ScriptedVerifier:
     def describe(self) -> ServiceDescription:
         script = self.script
         return ServiceDescription(
-            model_id="scripted", instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
+            model_id=script.model_id, instance_id=self.instance_id, vocab_size=script.vocab_size, max_model_len=script.max_model_len,
             max_num_draft_tokens=script.max_num_draft_tokens, max_num_seqs=script.max_num_seqs, weights_hash=script.weights_hash,
             tokenizer_fingerprint=script.tokenizer.fingerprint if script.tokenizer else "",
             dtype=script.dtype, numerics_version=script.numerics_version, device="cpu",
