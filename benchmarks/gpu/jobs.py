@@ -16,7 +16,7 @@ SECONDS: dict[str, dict[str, int]] = {
     "services": {"llama8b-unix": 90, "llama8b-tcp": 52, "llama8b-w1": 63, "smollm-unix": 35, "smollm-tcp": 16, "smollm-w1": 16, "smollm-w4": 17},
     "draft": {"alone": 15, "fixed": 150, "schedule": 130},
     "pareto": {"block-uniform": 150, "block-mixed": 80, "rollout": 50, "model-uniform": 160, "model-mixed": 165},
-    "two_gpus": {"placement": 205, "lanes": 105, "loss": 50},
+    "two_gpus": {"placement": 240, "lanes": 105, "loss": 50},
     "invariance": {"text": 16, "plain": 7, "drafters": 75, "faults": 45},
     "startup": {"cold": 50, "warm": 50},
     "variants": {"check": 55, "products": 30, "rows": 75, "draft": 110, "decode": 100, "smollm": 50},

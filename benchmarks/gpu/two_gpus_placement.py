@@ -11,7 +11,7 @@ from benchmarks.gpu.two_gpus_services import HEAD_NUM_DRAFTS, Services, fixed
 from specwire.errors import UnavailableError
 
 MODEL, EAGLE3, NONE = "model", "eagle3", "none"
-OWN, SHARED, HALVES, GRPC, PLAIN = "own", "shared", "halves", "own, gRPC", "plain"
+OWN, SHARED, HALVES, SHARED_HALVES, GRPC, PLAIN = "own", "shared", "halves", "shared, halves", "own, gRPC", "plain"
 NUM_HALVES = 2
 _MIN_HALVED = 32
 """Sequences from which on half batches are measured."""
@@ -39,7 +39,12 @@ class Placement:
 
     @property
     def is_halved(self) -> bool:
-        return self.name == HALVES
+        return self.name in (HALVES, SHARED_HALVES)
+
+    @property
+    def shares_gpu(self) -> bool:
+        """The drafter has the verifier's."""
+        return self.name in (SHARED, SHARED_HALVES)
 
     def counts(self, concurrency: Sequence[int]) -> list[int]:
         """Numbers of sequences that are measured: half batches where there are some, gRPC for a few, which say what it costs."""
@@ -58,6 +63,8 @@ PLACEMENTS = (
     Placement(EAGLE3, SHARED, "e0", 1),
     Placement(NONE, PLAIN, "d1", 1),
     Placement(EAGLE3, HALVES, "e1", 2),
+    Placement(MODEL, SHARED_HALVES, "d0", 1),
+    Placement(EAGLE3, SHARED_HALVES, "e0", 1),
     Placement(EAGLE3, GRPC, "g1", 2),
 )
 """What tells most comes first: a run may be cut."""
@@ -99,7 +106,7 @@ async def _measure(part: Slice, services: Services, prompts: list[list[int]], pl
     async with services.coordinate(fixed(sizes, k), [VERIFIER], [placement.service], half_batches_from=half_batches_from) as served:
         await fill_caches(served, prompts[: max(counts)])
         metrics = services.metrics.get(placement.service, "") if k else ""
-        tracer = Tracer(served, NUM_HALVES if placement.is_halved else 1, shares_gpu=placement.name == SHARED, metrics=metrics)
+        tracer = Tracer(served, NUM_HALVES if placement.is_halved else 1, shares_gpu=placement.shares_gpu, metrics=metrics)
         for count in counts:
             row: dict[str, Any] = {"c": count, "drafter": placement.drafter, "placement": placement.name, "k": k}
             row |= await measure_batch(served, prompts[:count])
@@ -114,11 +121,11 @@ async def _measure(part: Slice, services: Services, prompts: list[list[int]], pl
 def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What each placement gives beside others, by drafter and number of sequences, as far as both were measured.
 
-    own_x_shared: tokens a second with a GPU for the drafter beside one GPU for both. halves_x_own: half batches beside whole ones. grpc_x_own:
-    features over gRPC beside those read from GPU to GPU. own_x_best: the better of whole and half batches beside the most that one GPU gives, with a
-    drafter or without one; own_x_best_per_gpu: the same with both GPUs counted; break_even_verifiers: see `break_even`.
-    drafter_serves: verifiers that would keep the drafter's GPU busy all the time; no more than these can share it. halves_ms: the step of half
-    batches, beside what half as many sequences let expect (halves_predicted_ms).
+    own_x_shared: tokens a second with a GPU for the drafter beside one GPU for both. halves_x_own, halves_x_shared: half batches beside whole ones.
+    grpc_x_own: features over gRPC beside those read from GPU to GPU. own_x_best: the better of whole and half batches beside the most that one GPU
+    gives, with a drafter or without one; own_x_best_per_gpu: the same with both GPUs counted; break_even_verifiers: see `break_even`.
+    drafter_serves: verifiers that would keep the drafter's GPU busy all the time, by that row of own_x_best; no more than these can share it.
+    halves_ms: the step of half batches, beside what half as many sequences let expect (halves_predicted_ms).
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for drafter in (MODEL, EAGLE3):
@@ -126,17 +133,19 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             known = {row["placement"]: row["tok_s"] for row in rows if row["c"] == count and row["drafter"] in (drafter, NONE)}
             gains: dict[str, Any] = {}
             own = max((known[name] for name in (OWN, HALVES) if name in known), default=None)
-            one_gpu = max((known[name] for name in (SHARED, PLAIN) if name in known), default=None)
+            one_gpu = max((known[name] for name in (SHARED, SHARED_HALVES, PLAIN) if name in known), default=None)
             if OWN in known and SHARED in known:
                 gains["own_x_shared"] = known[OWN] / known[SHARED]
-            if OWN in known and HALVES in known:
-                gains["halves_x_own"] = known[HALVES] / known[OWN]
+            for halved, whole in ((HALVES, OWN), (SHARED_HALVES, SHARED)):
+                if halved in known and whole in known:
+                    gains[f"halves_x_{whole}"] = known[halved] / known[whole]
             if GRPC in known and OWN in known:
                 gains["grpc_x_own"] = known[GRPC] / known[OWN]
             if own is not None and SHARED in known and PLAIN in known:
                 gains |= {"own_x_best": own / one_gpu, "own_x_best_per_gpu": own / (2 * one_gpu), "break_even_verifiers": break_even(own, one_gpu)}
             cells = {(row["placement"], row["c"]): row for row in rows if row["drafter"] == drafter and "period_ms" in row}
-            idle = cells[OWN, count]["drafter_gpu_idle"] if (OWN, count) in cells else 1.0
+            best = max((name for name in (OWN, HALVES) if (name, count) in cells), key=known.__getitem__, default=OWN)
+            idle = cells[best, count]["drafter_gpu_idle"] if (best, count) in cells else 1.0
             gains |= {"drafter_serves": 1 / (1 - idle)} if idle < 1 else {}
             if (HALVES, count) in cells and (OWN, count // 2) in cells:
                 gains |= {"halves_ms": cells[HALVES, count]["period_ms"], "halves_predicted_ms": halves_ms(cells[OWN, count // 2])}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.slices import RESULTS
-from benchmarks.gpu.two_gpus_placement import EAGLE3, GRPC, HALVES, MODEL, NONE, OWN, PLAIN, SHARED
+from benchmarks.gpu.two_gpus_placement import EAGLE3, GRPC, HALVES, MODEL, NONE, OWN, PLAIN, SHARED, SHARED_HALVES, compare
 
 _NAMES = {MODEL: "llama-1b, K = 5", EAGLE3: "EAGLE-3, K = 3"}
 _MISSING = ""
@@ -17,24 +17,25 @@ _MISSING = ""
 def placement_tables(found: Mapping[str, Any]) -> Iterator[str]:
     """Tokens a second and gains, then where a step goes, then features."""
     rows = found["rows"]
+    all_gains = compare(rows)["gains"]
     cells = {(row["drafter"], row["placement"], row["c"]): row for row in rows}
     counts = sorted({row["c"] for row in rows})
-    names = (OWN, HALVES, SHARED)
-    header = ["drafter", "sequences", "own GPU, tok/s", "own GPU, half batches", "shared GPU", "no drafts, one GPU", "own / shared",
-              "two GPUs / best of one", "the same by GPU", "verifiers it must serve", "verifiers it can serve"]  # fmt: skip
+    names = (OWN, HALVES, SHARED, SHARED_HALVES)
+    header = ["drafter", "sequences", "own GPU, tok/s", "own GPU, half batches", "shared GPU", "shared GPU, half batches", "no drafts, one GPU",
+              "own / shared", "two GPUs / best of one", "the same by GPU", "verifiers it must serve", "verifiers it can serve"]  # fmt: skip
     body = []
     for drafter, label in _NAMES.items():
         for count in counts:
             tok_s = [_figure(cells.get((drafter, name, count)), "tok_s", "{:,.0f}") for name in names]
             plain = _figure(cells.get((NONE, PLAIN, count)), "tok_s", "{:,.0f}")
-            gains = found["gains"].get(drafter, {}).get(str(count), {})
+            gains = all_gains.get(drafter, {}).get(str(count), {})
             needed = "never pays" if gains.get("break_even_verifiers", 0.0) is None else _figure(gains, "break_even_verifiers", "{:.1f}")
             parts = [_figure(gains, name, "{:.2f}") for name in ("own_x_shared", "own_x_best", "own_x_best_per_gpu")]
             body.append([label, str(count), *tok_s, plain, *parts, needed, _figure(gains, "drafter_serves", "{:.1f}")])
     yield table(header, body)
     halved = [
         [_NAMES[drafter], count, *(_figure(gains, name, "{:.1f}") for name in ("halves_ms", "halves_predicted_ms"))]
-        for drafter, by_count in found["gains"].items() for count, gains in by_count.items() if "halves_ms" in gains
+        for drafter, by_count in all_gains.items() for count, gains in by_count.items() if "halves_ms" in gains
     ]  # fmt: skip
     yield table(["drafter", "sequences", "step of half batches, ms", "by the parts of a step of half as many"], halved)
     header = ["drafter", "placed", "sequences", "draft, ms", "hops to the drafter", "hops to the verifier", "verify", "step",
@@ -66,7 +67,7 @@ def lanes_tables(found: Mapping[str, Any]) -> Iterator[str]:
 def loss_tables(found: Mapping[str, Any]) -> Iterator[str]:
     """Tokens when a lane is lost."""
     columns = ("configuration", "requests", "tokens_compared", "accepted_tokens", "verifier_losses", "diverged", "differs_from_undisturbed",
-               "largest_margin", "unexplained")  # fmt: skip
+               "unexplained")  # fmt: skip
     yield table(list(columns), [[str(row.get(name, _MISSING)) for name in columns] for row in found["rows"]])
 
 
@@ -74,10 +75,11 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {"placement": 
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown; none without rows."""
+    """In Markdown, without columns that are empty in all rows; none without rows."""
     if not rows:
         return ""
-    lines = [header, ["---"] * len(header), *rows]
+    shown = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    lines = [[row[column] for column in shown] for row in (header, ["---"] * len(header), *rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 

@@ -58,12 +58,14 @@ def test_idle_shares() -> None:
 def test_what_a_gpu_for_the_drafter_brings() -> None:
     tok_s = {"own": 150.0, "halves": 180.0, "shared": 140.0}
     rows: list[dict[str, Any]] = [{"c": 8, "drafter": "model", "placement": name, "tok_s": speed} for name, speed in tok_s.items()]
-    rows[0] |= {"drafter_gpu_idle": 0.75, "period_ms": 20.0}
+    rows[0] |= {"drafter_gpu_idle": 0.8, "period_ms": 20.0}
+    rows[1] |= {"drafter_gpu_idle": 0.75, "period_ms": 18.0}
     rows.append({"c": 8, "drafter": "none", "placement": "plain", "tok_s": 120.0})
+    rows.append({"c": 8, "drafter": "model", "placement": "shared, halves", "tok_s": 126.0})
     gains = compare(rows)["gains"]["model"]["8"]
     assert gains == pytest.approx(
         {"own_x_shared": 150 / 140, "halves_x_own": 1.2, "own_x_best": 180 / 140, "own_x_best_per_gpu": 90 / 140, "break_even_verifiers": 3.5}
-        | {"drafter_serves": 4.0}
+        | {"drafter_serves": 4.0, "halves_x_shared": 0.9}
     )
     num_verifiers = gains["break_even_verifiers"]
     assert num_verifiers * 180 / (num_verifiers + 1) == pytest.approx(140), "at the break-even a GPU brings as much with the drafter's as without"
@@ -84,7 +86,7 @@ def test_what_half_batches_should_take() -> None:
 
 
 def test_half_batches_are_measured_where_there_are_some() -> None:
-    assert [placement.counts([1, 8, 32, 128, 256]) for placement in PLACEMENTS if placement.is_halved] == [[32, 128, 256]] * 2
+    assert [placement.counts([1, 8, 32, 128, 256]) for placement in PLACEMENTS if placement.is_halved] == [[32, 128, 256]] * 4
 
 
 def test_only_services_of_what_is_left_start(tmp_path: Path) -> None:
@@ -127,14 +129,14 @@ def test_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows.keys() == {(one.drafter, one.name) for one in PLACEMENTS}
     for (drafter, name), row in rows.items():
         assert row["k"] == {"model": 5, "eagle3": 3, "none": 0}[drafter]
-        assert row["tok_s_per_gpu"] == pytest.approx(row["tok_s"] / (1 if name in ("shared", "plain") else 2))
+        assert row["tok_s_per_gpu"] == pytest.approx(row["tok_s"] / (1 if name in ("shared", "shared, halves", "plain") else 2))
         assert min(row["forward_ms"], row["period_ms"]) > 0
         if drafter == "none":
             assert (row["propose_ms"], row["draft_ms"], row["acceptance_length"]) == (0, 0, 1)
             continue
         assert 1 < row["acceptance_length"] <= 1 + row["k"]
         assert min(row["propose_ms"], row["draft_ms"]) > 0
-        idle = [row["shared_gpu_idle"]] if name == "shared" else [row["verifier_gpu_idle"], row["drafter_gpu_idle"]]
+        idle = [row["shared_gpu_idle"]] if name.startswith("shared") else [row["verifier_gpu_idle"], row["drafter_gpu_idle"]]
         assert all(0 <= share < 1 for share in idle)
         way = "grpc" if name == "own, gRPC" else "memory"
         assert (f"{way}_bytes_per_step" in row) == (drafter == "eagle3")
