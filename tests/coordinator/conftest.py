@@ -1,6 +1,6 @@
 """A scripted engine, and a server in front of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -36,3 +36,10 @@ async def channel(engine: ScriptedEngine, socket_dir: Path) -> AsyncIterator[grp
 @pytest.fixture
 def stub(channel: grpc.aio.Channel) -> CoordinatorServiceStub:
     return CoordinatorServiceStub(channel)
+
+
+@pytest.fixture
+def no_faults(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A lane survives a fault in its step, books that do not agree included, and logs it."""
+    yield
+    assert "a fault in" not in caplog.text

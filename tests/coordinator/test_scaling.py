@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,6 +14,8 @@ from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("no_faults")
+
 FAIR_SHARE = 0.6
 NUM_SEQS = 24
 VERIFIER = VerifierScript(max_num_seqs=32, max_num_batched_tokens=512, max_model_len=4096, num_blocks=32_768, delay_s=0.002)
@@ -24,13 +26,6 @@ FAST = {"discovery_interval_s": 0.05, "min_draft_wait_ms": 1000.0}
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "_INTERVAL_S", 0.03)
-
-
-@pytest.fixture(autouse=True)
-def no_faults(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A lane survives a fault in its step, books that do not agree included, and logs it."""
-    yield
-    assert "a fault in" not in caplog.text
 
 
 class Load:
@@ -152,87 +147,6 @@ async def test_drafters_of_several_methods_are_swapped_while_requests_run() -> N
         counters = cluster.engine.counters
         assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
         assert counters.num_garbage_drafts == counters.num_bad_rows == 0
-
-
-@pytest.mark.parametrize(("loads", "num_looks", "expected"), [
-    ([24, 0, 0], 1, False),
-    ([24, 0, 0], 2, True),
-    ([10, 7], 9, False),
-    ([1, 0], 9, False),
-    ([2, 0], 2, True),
-    ([5], 9, False),
-    ([], 9, False),
-])  # fmt: skip
-def test_when_moving_begins(loads: list[int], num_looks: int, expected: bool) -> None:
-    watch = balance._Watch()
-    assert [watch.is_uneven(loads) for _ in range(num_looks)][-1] is expected
-
-
-def test_moving_goes_on_to_the_mean_and_then_rests() -> None:
-    watch = balance._Watch()
-    looks = [watch.is_uneven(loads) for loads in ([9, 0], [9, 0], [6, 3], [5, 4], [6, 3], [6, 3], [6, 3])]
-    assert looks == [False, True, True, False, False, False, False]
-
-
-async def test_a_short_unevenness_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "_INTERVAL_S", 3600)
-    async with Cluster([VERIFIER] * 2) as cluster:
-        await cluster.all_there()
-        running = [cluster.submit([5], seed=seed, max_tokens=50 if seed % 2 else 400) for seed in range(8)]
-        first, second = cluster.engine.lanes
-        await cluster.until(lambda: len(first.running) == len(second.running) == 4)
-        await cluster.until(lambda: len(second.running) == 0)
-        assert len(first.running) == 4
-        balancer = Balancer(cluster.engine._admission)
-        balancer.look()
-        running += [cluster.submit([5], seed=seed, max_tokens=50) for seed in range(2)]
-        await cluster.until(lambda: len(second.running) == 2)
-        balancer.look()
-        balancer.look()
-        assert not first.leaving
-        for request in running:
-            await request.check()
-        assert cluster.engine.counters.num_moves == 0
-
-
-async def test_what_moves_is_bounded_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shortest sequences go first, as many tokens as two rounds have; those with a setback stay."""
-    monkeypatch.setattr(balance, "_INTERVAL_S", 3600)
-    script = VerifierScript(max_num_seqs=32, max_num_batched_tokens=50, max_model_len=512, delay_s=0.01)
-    async with Cluster([script] * 2, max_outstanding_rounds=1) as cluster:
-        await cluster.all_there()
-        await cluster.kill_verifier(1)
-        await until(lambda: not cluster.engine.lanes[1].is_ready)
-        lengths = (90, 10, 80, 20, 70, 30, 60, 40)
-        running = [cluster.submit([5] * length, seed=length, max_tokens=100) for length in lengths]
-        first, second = cluster.engine.lanes
-        await cluster.until(lambda: all(request.sink.choices[0].token_ids for request in running))
-        await cluster.restart_verifier(1)
-        await until(lambda: second.is_ready)
-        by_length = {len(sequence.token_ids): sequence for sequence in first.running}
-        shortest = [by_length[length] for length in sorted(by_length)]
-        shortest[0].num_setbacks = 1
-        balancer = Balancer(cluster.engine._admission)
-        balancer.look()
-        assert not first.leaving
-        balancer.look()
-        leaving = list(first.leaving)
-        assert leaving == shortest[1 : 1 + len(leaving)]
-        assert 1 <= len(leaving) < 4
-        assert sum(len(sequence.token_ids) for sequence in leaving) <= 100
-        balancer.look()
-        assert list(first.leaving) == leaving  # one after the other
-        while len(second.running) < 4:
-            await cluster.until(lambda: not first.leaving)
-            balancer.look()
-        for _ in range(3):
-            balancer.look()
-        assert not first.leaving
-        assert (len(first.running), len(second.running)) == (4, 4)
-        shortest[0].num_setbacks = 0
-        for request in running:
-            await request.check()
-        assert cluster.engine.counters.num_moves == 4
 
 
 COVERED = (
