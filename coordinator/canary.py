@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
+from specwire.canary_config import ADAPTIVE
 from specwire.errors import FailedPreconditionError
 from specwire.messages import CanaryAction, VariantStatus
 from specwire.policy.capacity import EngineDescription
@@ -10,7 +11,6 @@ from specwire.policy.schedule import describe_clipping
 from specwire.speculative_config import read_keys
 
 from .calibration import check_acceptance, need_calibration
-from .canary_config import ADAPTIVE
 
 if TYPE_CHECKING:
     from .admission import Admission

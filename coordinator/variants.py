@@ -10,14 +10,13 @@ from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
+from specwire.canary_config import CHANGEABLE, changed
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from specwire.messages import VariantStatus
 from specwire.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Histogram
 from specwire.policy.capacity import EngineDescription
 from specwire.policy.schedule import SteadySchedule, dense_schedule, schedule_ranges
 from specwire.speculative_config import SpeculativeConfig
-
-from .canary_config import CHANGEABLE, changed
 
 if TYPE_CHECKING:
     from .drafters import Drafter

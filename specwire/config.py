@@ -194,7 +194,7 @@ class CoordinatorConfig:
         check_fields(self)
         _check_tls(self)
         check_half_batches(self.half_batches_from, self.max_outstanding_rounds, self.speculative_config)
-        check_canary(self.canary_config)
+        check_canary(self.canary_config, self.speculative_config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Values of one service that do not go together: said when the configuration is read, not when everything is loaded."""
 
+from specwire.canary_config import changed
 from specwire.draft_checkpoint import HEAD_METHODS
-from specwire.errors import InvalidArgumentError, UnsupportedError
+from specwire.errors import InvalidArgumentError, SpecwireError, UnsupportedError
 from specwire.number_formats import check_formats
-from specwire.speculative_config import SpeculativeConfig, read_keys
+from specwire.speculative_config import SpeculativeConfig
 
 
 def check_verifier(weights: str, dtype: str, device: str, max_model_len: int, speculative: SpeculativeConfig) -> None:
@@ -47,14 +48,14 @@ def check_half_batches(half_batches_from: int, max_outstanding_rounds: int, spec
         raise InvalidArgumentError(f"{given}, but adaptive verification reckons with steps one after the other; leave one of the two out")
 
 
-def check_canary(canary_config: str) -> None:
-    """Raises InvalidArgumentError unless a canary's configuration has keys of speculation; what their values come to depends on the services."""
+def check_canary(canary_config: str, speculative: SpeculativeConfig) -> None:
+    """Raises InvalidArgumentError or UnsupportedError unless this speculation can have such a canary, as far as the services' own limits allow it."""
     if not canary_config:
         return
     try:
-        read_keys(canary_config)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"--canary-config: {error}") from error
+        changed(speculative, canary_config, speculative.num_speculative_tokens)
+    except SpecwireError as error:
+        raise type(error)(f"--canary-config: {error}") from error
 
 
 def _is_cuda(device: str) -> bool:

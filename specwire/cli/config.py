@@ -30,6 +30,7 @@ from specwire.policy.capacity import EngineDescription, describe_engine
 from specwire.policy.effective import effective_speculation
 from specwire.policy.schedule import describe_gaps
 from specwire.speculative_config import SpeculativeConfig
+from specwire.stack.checks import check_addresses
 from specwire.stack.plan import Stack, StackOptions, plan_stack
 from specwire.stack.resolve import resolve_stack
 
@@ -124,6 +125,7 @@ def resolve_all(sources: Sequence[Source]) -> Effective:
     if problems:
         raise ConfigError(problems)
     options = resolve_stack(sources)
+    check_ports(options, sections)
     return Effective(sections, tuple(drafters), plan_stack(options, Path(_FOLDER)), describe_capacity(options, sections))
 
 
@@ -158,6 +160,16 @@ def print_effective(console: Console, effective: Effective) -> None:
     _print_table(console, "schedule: most drafts (K) by sequences that sample in a step", rows)
     for line in effective.clipped:
         console.print(f"clipped: {line}", style="yellow", markup=False, soft_wrap=True)
+
+
+def check_ports(options: StackOptions, sections: Mapping[str, Resolved[Any] | None]) -> None:
+    """Raises ConfigError, with the line of what was given, if `specwire up` would listen for both APIs at one address."""
+    try:
+        check_addresses(options)
+    except InvalidArgumentError as error:
+        keys = (("up", "http_port"), ("up", "port"), ("http", "listen"), ("coordinator", "listen"))
+        origins = [resolved.origins[key] for section, key in keys if (resolved := sections[section])]
+        raise ConfigError([Problem(next((origin for origin in origins if origin != DEFAULT), "up"), str(error))]) from error
 
 
 def describe_capacity(options: StackOptions, sections: Mapping[str, Resolved[Any] | None]) -> EngineDescription:

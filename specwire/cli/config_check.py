@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from specwire.cli.config import describe_capacity
+from specwire.cli.config import check_ports, describe_capacity
 from specwire.config_file import inspect_config_file
 from specwire.config_layers import SPECULATIVE, ConfigError, Problem, Resolved, resolve
 from specwire.config_reader import SECTIONS, Reading
@@ -49,7 +49,9 @@ def find_problems(reading: Reading) -> tuple[tuple[Problem, ...], tuple[Problem,
     if up := sections["up"]:
         note(partial(resolve_drafters, up.config.drafters, up.origins["drafters"], sources))
     if not found:
-        note(lambda: describe_capacity(resolve_stack(sources), sections))
+        options = resolve_stack(sources)
+        note(lambda: check_ports(options, sections))
+        note(lambda: describe_capacity(options, sections))
     models = [(sections["verifier"], "model")]
     models += [(each, f"{SPECULATIVE}.model") for each in entries or [sections["drafter"]]]
     missing = [problem for each, key in models if each and (problem := _missing_model(each, key))]

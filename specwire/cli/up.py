@@ -18,12 +18,12 @@ from specwire.cli.demo import run_demo
 from specwire.cli.report import print_report
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS, CoordinatorConfig, HttpConfig
 from specwire.console import make_console
-from specwire.errors import InvalidArgumentError, SpecwireError, UnavailableError
+from specwire.errors import SpecwireError, UnavailableError
 from specwire.extras import check_engine
 from specwire.launch import Supervisor
 from specwire.log import set_up_logging
 from specwire.socket_folder import socket_folder
-from specwire.stack.checks import check_models
+from specwire.stack.checks import check_addresses, check_models
 from specwire.stack.plan import Stack, StackOptions, plan_stack
 
 logger = logging.getLogger(__name__)
@@ -44,9 +44,8 @@ def run_up(options: StackOptions, *, with_demo: bool) -> None:
     options = dataclasses.replace(options, coordinator=dataclasses.replace(options.coordinator, listen=listen))
     if options.http is not None:
         listen = tuple(free_address(address, "--http-port") for address in options.http.listen)
-        if twice := set(listen) & set(options.coordinator.listen):
-            raise InvalidArgumentError(f"{min(twice)} is to be gRPC's and the HTTP API's address; choose another one with --port or --http-port")
         options = dataclasses.replace(options, http=dataclasses.replace(options.http, listen=listen))
+    check_addresses(options)
     set_up_logging("up")
     with socket_folder("specwire-") as folder:
         stack = plan_stack(options, Path(folder))

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from benchmarks import advise_reports
-from coordinator.canary_config import changed
 from specwire.advise.measure import Measuring
 from specwire.advise.options import AdviseOptions
 from specwire.bench.accept import AcceptOptions
+from specwire.canary_config import changed
 from specwire.cli import app
 from specwire.client import AsyncClient
 from specwire.config import CoordinatorConfig

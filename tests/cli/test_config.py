@@ -97,6 +97,20 @@ drafters:
             "specwire.yaml:3: verifier.dtype is float32, but verifier.weights is int4, which is computed in bfloat16; leave one of the two out",
         ),
         (
+            "up: {port: 8000}\n",
+            "specwire.yaml:1: 127.0.0.1:8000 is to be gRPC's and the HTTP API's address; choose another one with --port or --http-port",
+        ),
+        ("up:\n  http_port: 7\ncoordinator: {listen: 0.0.0.0:7}\n", "specwire.yaml:2: 127.0.0.1:7 is to be gRPC's and the HTTP API's address"),
+        (
+            "coordinator:\n  canary_config: '{\"num_speculative_tokens\": 6}'\n",
+            "specwire.yaml:2: coordinator.canary_config: the canary's num_speculative_tokens is 6, but the services were started for 5",
+        ),
+        ('coordinator: {canary_config: \'{"method": "guess"}\'}\n', "specwire.yaml:1: coordinator.canary_config: method is 'guess'"),
+        (
+            "coordinator: {canary_config: '{\"prompt_lookup_min\": 1}'}\n",
+            "specwire.yaml:1: coordinator.canary_config: the canary's prompt_lookup_min",
+        ),
+        (
             "drafter: {device: cuda}\ndrafters:\n- {model: draft, weights: int8}\n",
             "specwire.yaml:3: drafters[0].weights is int8, but drafters[0].device is cuda: formats are for CPUs",
         ),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.canary_config import changed
 from coordinator.exposition import collect
 from coordinator.variants import BASE, CANARY
+from specwire.canary_config import changed
 from specwire.cli import commands  # noqa: F401 - registers the commands
 from specwire.cli.app import app
 from specwire.client import AsyncClient
