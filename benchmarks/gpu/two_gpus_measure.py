@@ -9,6 +9,7 @@ from benchmarks.gpu.breakdown import TraceKey, break_down, read_traces
 from benchmarks.gpu.feature_traffic import FeatureTraffic
 from benchmarks.gpu.load import run_batch
 from benchmarks.gpu.stack import Served
+from specwire.messages import CoordinatorStatus
 
 _NUM_WARM_TOKENS = 17
 _FILLED_SHARE = 2
@@ -38,11 +39,22 @@ async def measure_batch(served: Served, prompts: list[list[int]]) -> dict[str, A
         "tok_s": count * num_steps / (best.seconds - min(firsts)),
         "acceptance_length": best.spec.acceptance_length,
         "drafted_share": best.spec.num_drafts / best.spec.num_steps,
+        "drafters_a_step": _num_replies(status, before) / max(1, _num_steps(status, before)),
         "fallbacks": {cause: number for cause, number in fallbacks.items() if number},
         "coordinator_step": [dataclasses.asdict(lane.times) for lane in status.lanes],
         "first_token_s_of_repeats": firsts,
         "total_s_of_repeats": [generated.seconds for generated in totals],
     }
+
+
+def _num_replies(status: CoordinatorStatus, before: CoordinatorStatus) -> int:
+    """Of all drafters, since then."""
+    return sum(drafter.num_replies for drafter in status.drafters) - sum(drafter.num_replies for drafter in before.drafters)
+
+
+def _num_steps(status: CoordinatorStatus, before: CoordinatorStatus) -> int:
+    """Of all lanes, since then; those without drafts, too."""
+    return sum(lane.num_steps for lane in status.lanes) - sum(lane.num_steps for lane in before.lanes)
 
 
 @dataclass(slots=True)

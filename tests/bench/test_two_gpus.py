@@ -154,6 +154,7 @@ def test_lanes(tmp_path: Path) -> None:
     [lanes] = measure(tmp_path, "lanes")
     [row] = lanes["rows"]
     assert row["x_one"] == pytest.approx(row["two_tok_s"] / max(one["tok_s"] for one in row["one"]))
+    assert 0.5 < row["two"]["drafters_a_step"] <= 1, "each lane has a drafter of its own"
     assert lanes["lanes_had_different_k"]
     assert lanes["killed_lane_ran"] >= 1
 
