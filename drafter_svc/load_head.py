@@ -49,6 +49,8 @@ def load_draft_head(config: DrafterConfig, phases: Phases | None = None) -> Draf
     assert spec.model_method is not None, f"method is {spec.method}"
     if not name:
         raise InvalidArgumentError("method is mtp, but neither model nor the drafter's target_model is set; name the target, which has the MTP layer")
+    if config.load_format == "dummy":
+        logger.warning("load_format is dummy, but only targets and draft models have made-up weights: the head %s has those of its files", name)
     candidates = wanted_candidates(config)
     set_num_threads(config.num_threads)
     check_device(config.device)

@@ -90,7 +90,7 @@ class DrafterConfig:
     """The drafter's section; method and draft model are in speculative_config."""
 
     listen: tuple[str, ...] = option(("127.0.0.1:50051",), "addresses to serve on: host:port or unix:path", lowest_port=0)
-    load_format: str = option("auto", "auto, or dummy for seeded random weights of the draft model's shape", pattern="auto|dummy")
+    load_format: str = option("auto", "auto, or dummy for seeded random weights of a draft model's shape (not a head's)", pattern="auto|dummy")
     target_model: str = option("", "the target, whose tensors draft heads may share, and whose tokenizer use_heterogeneous_vocab compares")
     skip_tokenizer: bool = option(False, "load no tokenizer: whether ids are the target's is seen by the size of the vocabulary only")
     dtype: str = option("auto", "draft model: auto (bfloat16), float32 or bfloat16", pattern=_DTYPES)

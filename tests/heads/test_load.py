@@ -71,6 +71,15 @@ def test_without_the_instructions_torch_computes_a_head_and_the_log_says_so(
     assert "is computed in bfloat16 by torch, not in 8 bits by compiled passes: this CPU has no 512-bit integer dot products" in caplog.text
 
 
+def test_a_head_has_the_weights_of_its_files_and_says_so_where_they_were_to_be_made_up(
+    target: Target, checkpoints: dict[str, Checkpoint], caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = config(target, method="eagle3", model=str(checkpoints["eagle3_speculators"].folder))
+    drafter = load_draft_head(dataclasses.replace(usual, load_format="dummy"))
+    assert drafter.description.weights_hash == load_draft_head(usual).description.weights_hash
+    assert caplog.text.count("load_format is dummy, but only targets and draft models have made-up weights") == 1
+
+
 def test_mtp_without_a_model_is_the_targets_own(checkpoints: dict[str, Checkpoint]) -> None:
     folder = str(checkpoints["mtp_mimo"].folder)
     spec = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
