@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from specwire.engine.counts import PassCounts
-from specwire.messages import DraftOpen, ServiceDescription
+from specwire.messages import DraftOpen
 
 from .judge import best
 from .method import Ask, Drafts, Method, open_all
@@ -14,20 +14,16 @@ class Combined:
     """Methods without a model that all know all sequences. Their scores must be on one scale; on ties the method named first goes first."""
 
     features = None
+    num_free_blocks = 0
 
     def __init__(self, methods: Sequence[Method]) -> None:
         assert len(methods) > 1, f"{len(methods)} methods need no combination"
         self._methods = methods
         self.counts = PassCounts()
-
-    @property
-    def description(self) -> ServiceDescription:
-        parts = [method.description for method in self._methods]
-        return dataclasses.replace(parts[0], model_id="+".join(part.model_id for part in parts), method="+".join(part.method for part in parts))
-
-    @property
-    def num_free_blocks(self) -> int:
-        return 0
+        parts = [method.description for method in methods]
+        self.description = dataclasses.replace(
+            parts[0], model_id="+".join(part.model_id for part in parts), method="+".join(part.method for part in parts)
+        )
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         open_all(self._methods, seq_id, request)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
-from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+from specwire.messages import DraftOpen, RowStatus
 
 from .method import UNLIMITED_MODEL_LEN, Ask, Drafts, describe_lookup
 from .tokens import TokenArray, to_array
@@ -47,15 +47,18 @@ class Ngram:
     """
 
     features = None
+    num_free_blocks = 0
 
     def __init__(self, min_len: int, max_len: int, *, max_num_drafts: int, max_model_len: int = UNLIMITED_MODEL_LEN, max_num_seqs: int = 64) -> None:
         self._min_len = min_len
         self._max_len = max_len
         self._max_num_drafts = max_num_drafts
         self._max_model_len = max_model_len
-        self._max_num_seqs = max_num_seqs
         self._contexts: dict[int, _Context] = {}
         self.counts = PassCounts()
+        self.description = describe_lookup(
+            "ngram", f"ngram-{min_len}-{max_len}", max_num_drafts=max_num_drafts, max_model_len=max_model_len, max_num_seqs=max_num_seqs
+        )
 
     @classmethod
     def from_config(cls, config: DrafterConfig) -> "Ngram":
@@ -67,20 +70,6 @@ class Ngram:
             max_model_len=spec.max_model_len or UNLIMITED_MODEL_LEN,
             max_num_seqs=config.max_num_seqs,
         )
-
-    @property
-    def description(self) -> ServiceDescription:
-        return describe_lookup(
-            "ngram",
-            f"ngram-{self._min_len}-{self._max_len}",
-            max_num_drafts=self._max_num_drafts,
-            max_model_len=self._max_model_len,
-            max_num_seqs=self._max_num_seqs,
-        )
-
-    @property
-    def num_free_blocks(self) -> int:
-        return 0
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         assert seq_id not in self._contexts, f"sequence {seq_id} is open already"

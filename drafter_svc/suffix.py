@@ -7,7 +7,7 @@ from typing import Protocol
 from specwire.config import DrafterConfig
 from specwire.engine.counts import PassCounts
 from specwire.errors import InvalidArgumentError
-from specwire.messages import DraftOpen, RowStatus, ServiceDescription
+from specwire.messages import DraftOpen, RowStatus
 
 from .method import UNLIMITED_MODEL_LEN, Ask, Drafts, describe_lookup
 from .suffix_corpus import ANCHORS, PastOutputs
@@ -49,6 +49,7 @@ class Suffix:
     """
 
     features = None
+    num_free_blocks = 0
 
     def __init__(
         self,
@@ -67,10 +68,12 @@ class Suffix:
         self._search = search or find_search(limits, max_num_drafts, pad)
         self._max_num_drafts = max_num_drafts
         self._max_model_len = max_model_len
-        self._max_num_seqs = max_num_seqs
         self._sequences: dict[int, _Sequence] = {}
         self.past = PastOutputs(max_cached_requests, max_cached_tokens, pad)
         self.counts = PassCounts()
+        self.description = describe_lookup(
+            "suffix", f"suffix-{limits.max_depth}", max_num_drafts=max_num_drafts, max_model_len=max_model_len, max_num_seqs=max_num_seqs
+        )
 
     @classmethod
     def from_config(cls, config: DrafterConfig) -> "Suffix":
@@ -83,20 +86,6 @@ class Suffix:
             max_model_len=spec.max_model_len or UNLIMITED_MODEL_LEN,
             max_num_seqs=config.max_num_seqs,
         )
-
-    @property
-    def description(self) -> ServiceDescription:
-        return describe_lookup(
-            "suffix",
-            f"suffix-{self._limits.max_depth}",
-            max_num_drafts=self._max_num_drafts,
-            max_model_len=self._max_model_len,
-            max_num_seqs=self._max_num_seqs,
-        )
-
-    @property
-    def num_free_blocks(self) -> int:
-        return 0
 
     def open(self, seq_id: int, request: DraftOpen) -> None:
         assert seq_id not in self._sequences, f"sequence {seq_id} is open already"
