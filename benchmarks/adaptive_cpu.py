@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.cpu import Decoded, Services, read_prompts
 from benchmarks.gpu.processes import Log, running
 from benchmarks.gpu.switching import switch_policy
+from benchmarks.lists_cpu import head_method
 from benchmarks.report import RESULTS, Bystanders, print_table, write_report
 from benchmarks.turns import family_cpu_s
 from specwire.client import AsyncClient
@@ -124,7 +125,7 @@ def main() -> None:
         "model": args.model, "precision": args.precision, "head": args.head, "threads": args.threads, "rounds": args.rounds, "tokens": args.tokens,
         "num_drafts": args.num_drafts, "most_drafts": args.most_drafts, "results": rows,
     }  # fmt: skip
-    name = "_".join(["adaptive_cpu", *(["eagle3"] if args.head else []), *([args.precision] if args.precision != "bfloat16" else [])])
+    name = "_".join(["adaptive_cpu", *([head_method(args.head)] if args.head else []), *([args.precision] if args.precision != "bfloat16" else [])])
     print(f"\nwritten to {write_report(name, figures, args.output, bystanders)}")
 
 
@@ -139,7 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=72, help="most tokens of an answer")
     parser.add_argument("--num-drafts", type=int, default=5, help="K of the fixed policy")
     parser.add_argument("--most-drafts", type=int, default=8, help="ceiling of the adaptive one")
-    parser.add_argument("--head", default="", help="folder of an EAGLE-3 head that drafts instead of ngram")
+    parser.add_argument("--head", default="", help="folder of a head that drafts instead of ngram")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     return parser
 
@@ -151,8 +152,10 @@ async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     ngram = SpeculativeConfig(
         method="ngram", num_speculative_tokens=most, prompt_lookup_min=2, prompt_lookup_max=4, enable_adaptive_verification=True
     )
-    head = SpeculativeConfig(method="eagle3", model=args.head, num_speculative_tokens=most, enable_adaptive_verification=True) if args.head else None
-    speculative = head or ngram
+    speculative = ngram
+    if args.head:
+        method = head_method(args.head)
+        speculative = SpeculativeConfig(method=method, model=args.head, num_speculative_tokens=most, enable_adaptive_verification=True)
     numbers = {"dtype": args.precision} if args.precision in _FULL_PRECISIONS else {"weights": args.precision}
     max_num_seqs = max(16, *args.concurrency)
     tokenizer = Tokenizer.from_folder(resolve_model(args.model))
@@ -163,7 +166,7 @@ async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             kv_cache_memory=_CACHE_BYTES, speculative_config=speculative, **numbers,
         )  # fmt: skip
         drafter = DrafterConfig(
-            listen=(f"unix:{folder}/drafter",), target_model=args.model if head else "", num_threads=args.threads, max_num_seqs=max_num_seqs,
+            listen=(f"unix:{folder}/drafter",), target_model=args.model if args.head else "", num_threads=args.threads, max_num_seqs=max_num_seqs,
             speculative_config=speculative,
         )  # fmt: skip
         own, switch, log = f"unix:{folder}/coordinator", f"{folder}/switch", Log()
