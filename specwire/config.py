@@ -212,7 +212,7 @@ class HttpConfig:
     max_body_mb: int = option(16, "largest body of a request in MiB", low=1, high=MAX_MESSAGE_MB)
     max_message_mb: int = option(64, "largest gRPC message in MiB; at most the coordinator's", low=1, high=MAX_MESSAGE_MB)
     keep_alive_s: int = option(75, "seconds for which an idle connection is kept", low=1)
-    client_stall_s: float = option(120.0, "how long a client may read nothing of its answer before its connection is cut", low=0.1)
+    client_stall_s: float = option(120.0, "how long a client may read nothing of its answer, or send nothing of a body, before it is cut", low=0.1)
     grace_s: float = option(10.0, "most seconds from SIGTERM until running requests must have ended", low=0)
     health_listen: str = option("", "address of the gRPC health service: host:port or unix:path; none = no such service", lowest_port=0)
     tls_cert: str = option("", "PEM file of the certificate chain to serve with on TCP addresses; empty = no TLS")

@@ -71,10 +71,14 @@ class Gate:
             response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
-        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
-            await self._read_away(receive)
-            await self._too_large(int(length)).response()(scope, receive, send)
+            response = self._too_large(int(length)).response()
+            response.headers["connection"] = "close"
+            if headers.get(b"expect", b"").lower() != b"100-continue":  # such a client asks before it sends
+                await self._read_away(receive)
+            await response(scope, receive, send)
             return
         num_bytes = 0
 

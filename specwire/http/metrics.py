@@ -17,7 +17,9 @@ REASONS = tuple(reason.label for reason in FinishReason)
 _counter, _gauge, _histogram = partial(make_counter, "http"), partial(make_gauge, "http"), partial(make_histogram, "http")
 REQUESTS = _counter("requests", "answered requests; 499: the client did not wait", "endpoint", "code")
 DISCONNECTS = _counter("disconnects", "clients that left before the end: while they waited for the answer, or in a stream", "phase")
-STALLED_CLIENTS = _counter("stalled_clients", "connections that were cut because their clients read nothing for client_stall_s; disconnects, too")
+STALLED_CLIENTS = _counter(
+    "stalled_clients", "connections that were cut because their clients read or sent nothing for client_stall_s; disconnects, too"
+)
 FAILED_STREAMS = _counter("failed_streams", "streams that ended with an error event")
 CHOICES = _counter("choices", "ended choices of generations", "reason")
 PROMPT_TOKENS = _counter("prompt_tokens", "prompt tokens of generations, once for all choices")

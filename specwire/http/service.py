@@ -148,6 +148,10 @@ async def _read(request: Request, kind: type[Body], lifetime: Lifetime) -> Body:
     if content_type != _JSON:
         text = f"the body's Content-Type is {content_type[:80]!r}, but must be {_JSON}; set that header"
         raise Refusal(text, status=415, code="unsupported_media_type")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        text = f"the body's Content-Encoding is {encoding[:80]!r}, but bodies are read as they are; send it without compression"
+        raise Refusal(text, status=415, code="unsupported_media_type")
     content = await lifetime.read(request.body())
     num_containers = _count_containers(content)
     if num_containers > MAX_CONTAINERS:

@@ -1,4 +1,4 @@
-"""Clients that send requests and never read: others don't notice, memory is bounded, and they are cut off."""
+"""Clients that send requests and never read, or never send all of them: others don't notice, memory is bounded, and they are cut off."""
 
 import asyncio
 import contextlib
@@ -96,3 +96,52 @@ async def test_who_does_not_say_what_it_wants_is_cut_off(socket_dir: Path, monke
                     await asyncio.sleep(0.5)
                     writer.write(KEPT)
                     await reader.readuntil(b"HTTP/1.1 200")
+
+
+BODY = json.dumps({"prompt": "a", "max_tokens": 3}).encode()
+
+
+@pytest.mark.parametrize("sent", [0, 10, len(BODY) - 1])
+async def test_who_does_not_send_all_of_a_body_is_cut_off(socket_dir: Path, sent: int) -> None:
+    async with http_served(socket_dir, http={"client_stall_s": 0.3}) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        with contextlib.closing(writer):
+            writer.write(request("POST", "/v1/completions", BODY, content_type="application/json")[: -len(BODY)] + BODY[:sent])
+            async with asyncio.timeout(30):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        await served.until_idle()
+        assert served.service.board.own(STALLED_CLIENTS) == 1
+
+
+async def test_who_sends_slowly_is_not_cut_off(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor whose request lies behind one that is being answered, however long that takes."""
+    async with http_served(socket_dir, http={"client_stall_s": 0.5}, verifier={"delay_s": 0.02}) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        with contextlib.closing(writer):
+            head = request("POST", "/v1/completions", BODY, content_type="application/json")[: -len(BODY)]
+            for part in (head, *(BODY[i : i + 4] for i in range(0, len(BODY), 4))):
+                writer.write(part)
+                await asyncio.sleep(0.1)
+            assert b"200 OK" in await reader.read()
+        long = json.dumps({"prompt": "a", "max_tokens": 100, "ignore_eos": True, "max_draft_tokens": 0}).encode()
+        first = request("POST", "/v1/completions", long, content_type="application/json").replace(b"connection: close\r\n", b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        with contextlib.closing(writer):
+            writer.write(first + head)
+            await reader.readuntil(b"200 OK")
+            writer.write(BODY)
+            assert (await reader.read()).count(b"200 OK") == 1
+        assert served.service.board.own(STALLED_CLIENTS) == 0
+
+
+async def test_who_asks_before_it_sends_too_much_is_told_at_once(socket_dir: Path) -> None:
+    async with http_served(socket_dir, http={"max_body_mb": 1}) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        with contextlib.closing(writer):
+            head = request("POST", "/v1/completions", content_type="application/json", expect="100-continue")
+            writer.write(head.replace(b"content-length: 0", b"content-length: 99999999999"))
+            async with asyncio.timeout(30):
+                answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"the body has 99999999999 bytes or more, but may have 1048576; send less" in answer

@@ -1,6 +1,7 @@
 """Overload, a coordinator that is away, failures in the middle of an answer, requests that are no good, and the end of service."""
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 
@@ -96,12 +97,19 @@ async def test_a_fault_of_the_service_is_no_secret(served: Served, monkeypatch: 
     await served.until_idle()
 
 
-async def test_requests_that_are_none(socket_dir: Path) -> None:
+async def test_requests_that_are_none(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with http_served(socket_dir, http={"max_body_mb": 1}) as served:
         for body in (b"{", b"\xff", b"[" * 100_000, b"3"):
             assert (await served.post("/v1/completions", body)).status == 400
         assert (await served.post("/v1/completions", b"{}", content_type="text/plain")).status == 415
         assert (await served.call("POST", "/v1/completions", b"{}")).status == 415
+        packed = await served.post("/v1/completions", gzip.compress(b'{"prompt": "a"}'), content_encoding="gzip")
+        assert (packed.status, packed.json["error"]["message"]) == (
+            415,
+            "the body's Content-Encoding is 'gzip', but bodies are read as they are; send it without compression",
+        )
+        upgrade = await served.get("/health", connection="close, upgrade", upgrade="websocket")
+        assert (upgrade.status, caplog.text.count("websockets")) == (200, 0)
         large = json.dumps({"prompt": "a" * (1 << 20)}).encode()
         assert (await served.post("/v1/completions", large)).status == 413
         chunked = (
