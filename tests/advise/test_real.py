@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from specwire.cli import app
 from tests.advise.test_advice import speculative
-from tests.cli.test_up import Up
+from tests.cli.up_process import Up
 
 
 @pytest.mark.timeout(300)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specwire.messages import TokenizerSpec
+from tests.cli.batch_calls import PROMPTS, lines
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine
 from tests.coordinator.serving import serving
@@ -41,6 +42,22 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     monkeypatch.setenv("FAKE_EVENTS", str(path))
     return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of requests."""
+    path = tmp_path / "requests.jsonl"
+    path.write_text(lines(PROMPTS))
+    return path
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder is the working one, and no variable names a file or an address."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SPECWIRE_CONFIG", "SPECWIRE_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -4,45 +4,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from coordinator.sink import Sink
-from specwire.cli import app
 from specwire.cli.batch_lines import Writer, answered_ids, read_jobs
 from specwire.errors import InvalidArgumentError, ResourceExhaustedError
 from specwire.messages import GenerateRequest
+from tests.cli.batch_calls import batch, lines, records
 from tests.cli.conftest import Coordinator
 from tests.coordinator.scripted_engine import ScriptedRequest
 
 TIMEOUT_S = 60.0
-PROMPTS = [{"prompt": "AB", "max_tokens": 2}, {"prompt": "MN", "max_tokens": 3, "id": "two"}, {"prompt_token_ids": [80], "max_tokens": 1}]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "requests.jsonl"
-    path.write_text(lines(PROMPTS))
-    return path
-
-
-def lines(records: Sequence[Any]) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def batch(*arguments: object, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["batch", *map(str, arguments)], input=stdin)
-
-
-def records(text: str) -> dict[Any, dict[str, Any]]:
-    """Records by id; each id stands once."""
-    found = [json.loads(line) for line in text.splitlines()]
-    assert len({record["id"] for record in found}) == len(found)
-    return {record["id"]: record for record in found}
 
 
 def test_every_line_is_answered(coordinator: Coordinator, source: Path, tmp_path: Path) -> None:
@@ -188,74 +163,6 @@ def test_wrong_arguments_end_with_status_2(tmp_path: Path, monkeypatch: pytest.M
     result = batch(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
-
-
-WHOLE = '{"id": 1, "text": "x", "token_ids": [5]}'
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ("my notes\n", 1),
-        ("my notes", 1),
-        ('{"id": 1, "prompt": "a"}', 1),
-        ('{"id": 1, "prompt": "a"}\n', 1),
-        ('{"id": true, "token_ids": []}\n', 1),
-        ('{"id": 1, "error": 5}\n', 1),
-        ("[]\n", 1),
-        (f"{WHOLE}\nmy notes", 2),
-        (f'{WHOLE}\nmy notes\n{{"id": 3, "te', 2),
-    ],
-)
-def test_an_output_that_is_none_is_left_alone(source: Path, tmp_path: Path, content: str, line: int) -> None:
-    output = tmp_path / "notes.txt"
-    output.write_text(content)
-    result = batch(source, "--output", output, "--resume")
-    assert result.exit_code == 1
-    assert f"line {line} of {output} is no result of a batch" in result.stderr
-    assert output.read_text() == content
-
-
-@pytest.mark.parametrize(
-    ("cut", "left", "answered"),
-    [("{", "", set()), ('{"id": 2, "text": "\\ud8', "", set()), (WHOLE, f"{WHOLE}\n", {1})],
-    ids=["start", "middle", "end"],
-)
-def test_a_record_that_was_cut_short(tmp_path: Path, cut: str, left: str, answered: set[int]) -> None:
-    path = tmp_path / "out"
-    before = '{"id": "a", "choices": []}\n'
-    path.write_text(before + cut)
-    assert answered_ids(path) == {"a", *answered}
-    assert path.read_text() == before + left
-
-
-@pytest.mark.parametrize("resume", [[], ["--resume"]])
-def test_the_input_is_no_output(source: Path, tmp_path: Path, resume: list[str]) -> None:
-    before = source.read_text()
-    other_name = tmp_path / "link"
-    other_name.symlink_to(source)
-    result = batch(source, "--output", other_name, *resume)
-    assert result.exit_code == 2
-    assert "is the file of the requests; name another one" in result.stderr
-    assert source.read_text() == before
-
-
-def test_an_output_without_an_end_is_not_resumed(source: Path) -> None:
-    result = batch(source, "--output", "/dev/zero", "--resume")
-    assert result.exit_code == 2
-    assert "--output /dev/zero is no regular file" in result.stderr
-
-
-def test_records_can_always_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    records = [{"id": 1, "error": {"message": "\ud800 é"}}, {"id": 2, "token_ids": [], "text": "é"}]
-    for encoding, expected in (("utf-8", "é"), ("ascii", "\\u00e9")):
-        with path.open("w", encoding=encoding) as stream:
-            writer = Writer(stream, keep_order=False)
-            for index, record in enumerate(records):
-                writer.write(index, record)
-        assert [json.loads(line) for line in path.read_text(encoding=encoding).splitlines()] == records
-        assert expected in path.read_text(encoding=encoding)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from specwire.cli.up import free_port
-from tests.cli.test_up import Up
+from tests.cli.up_process import Up
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))

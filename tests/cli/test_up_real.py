@@ -14,7 +14,7 @@ import pytest
 
 from specwire import Client, FailedPreconditionError, SamplingParams, UnsupportedError
 from specwire.tls import TlsOptions
-from tests.cli.test_up import Up, children
+from tests.cli.up_process import Up, children
 from tests.security.certificates import Authority
 
 PROMPT = "abcabcabcabc"

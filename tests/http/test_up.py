@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from specwire.cli.trace import group, read_spans
-from tests.cli.test_up import Up
+from tests.cli.up_process import Up
 from tests.engine.tiny_models import save_tiny_model
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
