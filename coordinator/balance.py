@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
@@ -80,13 +81,14 @@ class Balancer:
             return
         source = max(drafters, key=lambda drafter: drafter.num_open)
         # One that is full, or too small for what runs, has all that it can have.
-        others = [drafter for drafter in drafters if drafter is not source and self._next_pin(source, drafter) is not None]
+        others = [drafter for drafter in drafters if drafter is not source and any(_pins(source, drafter))]
         if not self._drafters.is_uneven([drafter.num_open for drafter in (source, *others)]):
             return
         budget, num_moved = self._budget, 0
+        shares = {lane: lane.pins.shares() for lane in self._admission.lanes}
         while others:
             target = min(others, key=lambda drafter: drafter.num_open)
-            pin = self._next_pin(source, target) if source.num_open - target.num_open >= 2 else None
+            pin = _next_pin(source, target, shares) if source.num_open - target.num_open >= 2 else None
             if pin is None:
                 break
             place, link = pin
@@ -102,22 +104,33 @@ class Balancer:
             self._admission.counters.num_drafter_moves += num_moved
             logger.info("moved %d sequences between drafters, which now have %s", num_moved, [drafter.num_open for drafter in drafters])
 
-    def _next_pin(self, source: "Drafter", target: "Drafter") -> "tuple[DraftSlot, DraftLink] | None":
-        """The shortest sequence of one drafter that another can take, and the link that takes it; of a lane whose own it is, if possible."""
-        pins = []
-        for lane in self._admission.lanes:
-            to = next((link for link in lane.links if link.drafter is target), None)
-            if to is not None:
-                places = [place for link in lane.links if link.drafter is source for place in link.slots.values()]
-                is_own = lane.pins.shares().get(to, 0) > 0
-                pins += [(not is_own, place, to) for place in places if to.can_take(place.sequence)]
-        _, place, link = min(pins, key=lambda pin: (pin[0], len(pin[1].sequence.token_ids)), default=(False, None, None))
-        return None if place is None or link is None else (place, link)
-
     @property
     def _budget(self) -> int:
         """Tokens to compute anew after one look."""
         return _ROUNDS_PER_LOOK * max((lane.max_num_batched_tokens for lane in self._admission.lanes), default=0)
+
+
+def _pins(source: "Drafter", target: "Drafter") -> "Iterator[tuple[DraftSlot, DraftLink]]":
+    """The sequences of one drafter that another can take, each with the link that takes it."""
+    takers = {link.lane: link for link in target.links}
+    for link in source.links:
+        to = takers.get(link.lane)
+        if to is not None:
+            yield from ((place, to) for place in link.slots.values() if to.can_take(place.sequence))
+
+
+def _next_pin(source: "Drafter", target: "Drafter", shares: "dict[Lane, dict[DraftLink, int]]") -> "tuple[DraftSlot, DraftLink] | None":
+    """Which goes first: the shortest, if possible of a lane whose own the other drafter is.
+
+    Args:
+        shares: what lanes should have of drafters (`Pins.shares`).
+    """
+
+    def order(pin: "tuple[DraftSlot, DraftLink]") -> tuple[bool, int, int]:
+        place, to = pin
+        return not shares[to.lane].get(to), len(place.sequence.token_ids), to.lane.index
+
+    return min(_pins(source, target), key=order, default=None)
 
 
 def let_go(lane: "Lane") -> None:

@@ -4,7 +4,10 @@ import pytest
 
 from coordinator import balance
 from coordinator.balance import Balancer
+from coordinator.link import DraftLink
+from coordinator.pins import Pins
 from tests.scripted.cluster import Cluster
+from tests.scripted.drafter import DrafterScript
 from tests.scripted.verifier import VerifierScript
 from tests.waiting import until
 
@@ -90,3 +93,21 @@ async def test_what_moves_is_bounded_and_short(monkeypatch: pytest.MonkeyPatch) 
         for request in running:
             await request.check()
         assert cluster.engine.counters.num_moves == 4
+
+
+async def test_a_look_at_an_even_fleet_asks_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody steps meanwhile: for each drafter one sequence that it could take is enough, however many lanes and sequences there are."""
+    monkeypatch.setattr(balance, "_INTERVAL_S", 3600)
+    async with Cluster([VerifierScript(delay_s=0.002)] * 6, [DrafterScript()] * 6, min_draft_wait_ms=5000) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit([5], seed=seed, max_tokens=200) for seed in range(24)]
+        await cluster.until(lambda: all(len(lane.running) == 4 and not lane.pins.looking for lane in cluster.engine.lanes))
+        asked: list[DraftLink] = []
+        can_take = DraftLink.can_take
+        monkeypatch.setattr(DraftLink, "can_take", lambda link, sequence: asked.append(link) or can_take(link, sequence))
+        monkeypatch.setattr(Pins, "shares", lambda pins: pytest.fail("nothing is to be moved"))
+        Balancer(cluster.engine._admission).look()
+        monkeypatch.undo()
+        assert len(asked) == 5
+        for request in running:
+            await request.check()
