@@ -57,7 +57,7 @@ class Connection:
         self._closed = asyncio.Event()
 
     async def tokenizer(self) -> "Tokenizer | None":
-        """Fetched once for as long as the session holds, which is opened for that: another coordinator, or model, may answer after it broke.
+        """Fetched once for as long as the session holds, which is opened then: another coordinator, or model, may answer after it broke.
 
         Raises:
             UnavailableError: it can't be fetched, or the connection was closed meanwhile.
@@ -67,7 +67,6 @@ class Connection:
             if self._tokenizer is None or self._tokenizer[0] != self.session.num_breaks:
                 num_breaks = self.session.num_breaks
                 await self._renew()
-                self.session.open()
                 try:
                     spec = await self._fetch_tokenizer()
                 except UnavailableError as error:
@@ -77,6 +76,8 @@ class Connection:
                     # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
                     self._check_open()
                     raise
+                self._check_open()
+                self.session.open()
                 self._tokenizer = num_breaks, None if spec is None else await self._tokenizers.load(spec)
             self._check_open()
             return self._tokenizer[1]
