@@ -4,6 +4,7 @@ specwire.policy.adaptive."""
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,15 +16,18 @@ from specwire.policy.budget import Ints
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES
-from specwire.policy.request import DraftRequest
+from specwire.policy.probes import num_probed_rows
+from specwire.policy.step_plan import ProbeRoom
 
 from .calibration import Calibration
 from .choice import Choice
+from .draft_slot import OPEN_ALL, OPEN_NONE, Opening
 from .keeping import Keeper
 from .learning import Learner
 
 if TYPE_CHECKING:
     from .lane import Lane
+    from .link import DraftLink
     from .plan import Plan
     from .sequence import Sequence
     from .slots import Round, Slot
@@ -32,8 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REPEATS = (4, 16, 64)
-"""Steps until a probe is repeated that found all drafters catching up: they go on with that meanwhile."""
+_FEW_LEFT = 16
+"""Tokens that neither the first nor the last sequence may still get, with which drafting does not begin any more."""
+_MOST_OPENED, _PROBES_PER_OPENING = 4, 4
+"""Times as many sequences as a probe asks that drafters are told of for probes, and probes after which they are told of as many more."""
 _OBSERVED_PER_STEP = 16
 """Rows that calibration, forecast and grades learn from, on average: with more of them they learn from one step of a few, since learning must not
 take more than its share of the step's time, most of which goes into the start of each computation."""
@@ -68,9 +74,6 @@ class LanePolicy:
         self._keeper = Keeper(self.cost, self.policy, calibration)
         self._label = label
         self._reads_kv = cost.ms_per_kv_token > 0
-        self._num_repeats = 0
-        self._repeat_at = -1
-        self._repeated = DraftRequest(0)
 
     def choose(self, lane: "Lane", decodes: "list[Sequence]", chunks: "Chunks", most: int) -> Choice | None:
         """How many drafts the next step asks for, up to `most`; None where there is nobody to ask. Asked again for a step, it says the same.
@@ -86,13 +89,39 @@ class LanePolicy:
         curves = self.cost.drafts = tuple([link.drafter.curve for link in links])
         most = min(most, max([link.drafter.max_drafts for link in links]))
         shape, num_sampling = self._shape(decodes, chunks, num_drafting, leaves_run_ahead=not lane.is_lockstep)
-        request = self.policy.choose_request(step, shape, num_sampling, most, lambda: _count_grades(decodes))
-        if step == self._repeat_at and request.num_drafts < self._repeated.num_drafts <= most:
-            request = self._repeated
+        if chunks and 2 * sum([sequence.slot.is_prefilling for sequence in lane.running if sequence.slot is not None]) > len(lane.running):
+            most = 0  # a batch that still grows: what would pay for those that decode already would keep the others waiting
+        elif not lane.is_lockstep and _is_ending(decodes):
+            most = 0  # nor one that is about to end: leaving run-ahead pays only over some steps
+        room = ProbeRoom(
+            partial(_wait_ms, links, num_drafting), lambda: any(sequence.draft_slot.is_in_step for sequence in decodes if sequence.draft_slot)
+        )
+        request = self.policy.choose_request(step, shape, num_sampling, most, lambda: _count_grades(decodes), room)
         self._note_fallback(request.fallback)
         stride = max(1 if request.num_drafts else _PLAIN_STRIDE, shape.num_rows // _OBSERVED_PER_STEP)
         is_observed = request.is_probe or request.is_measured or not step % stride
         return Choice(self, step, request, curves, shape, num_sampling, is_observed)
+
+    def opening(self, lane: "Lane", choice: Choice | None, most: int) -> Opening:
+        """Sequences that each drafter is told of, where at most so many drafts are asked for: to compute a prompt for drafts that are never asked
+        for takes a drafter's time, and the verifier's, too, where they share a device. All if they get drafts, or would get some once all that run
+        decode; as many as a probe asks if one is about to come, and some more after some probes, so that not always the same ones are asked."""
+        links = [link for link in lane.links if link.is_usable and link.slots]
+        if not links or self.fallback or (choice is not None and choice.request.num_drafts and not choice.request.is_lone):
+            return OPEN_ALL
+        running = list(lane.running)
+        number, is_ending = len(running), _is_ending(running)
+        if any(link.num_unopened for link in links) and not is_ending:
+            self.cost.drafts = tuple([link.drafter.curve for link in links])
+            num_kv_tokens = sum([len(sequence.token_ids) for sequence in running])
+            shape = StepShape(number, number, num_kv_tokens, 1, 0, _shares([len(link.slots) for link in links], number), leaves_run_ahead=True)
+            if self.policy.would_draft(shape, min(most, max([link.drafter.max_drafts for link in links]))):
+                return OPEN_ALL
+        if not self.policy.is_probe_near or is_ending:
+            return OPEN_NONE
+        num_probed = num_probed_rows(number)
+        times = min(_MOST_OPENED, 1 + self.policy.counters.num_probes // _PROBES_PER_OPENING)
+        return Opening(times * num_probed, num_probed)
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
         """See `Choice.settle`."""
@@ -104,7 +133,6 @@ class LanePolicy:
     def keep(self, choice: Choice, plan: "Plan", drafts: list[list[int]]) -> list[list[int]]:
         """See `Choice.keep`."""
         drafts = self._keeper.cut(choice, plan, drafts)
-        self._note_answers(choice, plan, bool(choice.rows))
         return self._keeper.keep(choice, plan, drafts) if choice.rows else drafts
 
     def idle(self) -> None:
@@ -135,14 +163,6 @@ class LanePolicy:
         )
         return shape, num_sampling
 
-    def _note_answers(self, choice: Choice, plan: "Plan", has_answers: bool) -> None:
-        """A probe that nobody answered has shown nothing: after many steps without drafts, drafters must catch up first."""
-        if choice.request.is_probe and not has_answers and any(plan.num_drafts) and self._num_repeats < len(_REPEATS):
-            self._repeat_at, self._repeated = choice.step + _REPEATS[self._num_repeats], choice.request
-            self._num_repeats += 1
-        else:
-            self._num_repeats = 0
-
     def _note_fallback(self, fallback: str) -> None:
         if fallback != self.fallback:
             self.fallback = fallback
@@ -156,6 +176,16 @@ def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
     """About how many of `total` decoding sequences are whose, where so many are open at each drafter; those that still prefill are open, too."""
     num_open = sum(numbers)
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
+
+
+def _is_ending(sequences: "list[Sequence]") -> bool:
+    """Whether they have few tokens left, as far as the first and the last one show."""
+    return max([one.max_len - len(one.token_ids) for one in (sequences[0], sequences[-1])]) < _FEW_LEFT
+
+
+def _wait_ms(links: "list[DraftLink]", num_drafting: Rows[int], num_drafts: int) -> float:
+    """How long a step may wait for so many drafts of each sequence."""
+    return 1000 * max([link.drafter.wait_s(num_drafts, number) for link, number in zip(links, num_drafting, strict=True)])
 
 
 def _count_grades(decodes: "list[Sequence]") -> Ints:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import mixed
+from .draft_slot import OPEN_ALL, OPEN_NONE, Opening, least_judged
 
 if TYPE_CHECKING:
     from .choice import Choice
+    from .draft_slot import DraftSlot
     from .lane import Lane
     from .sequence import Sequence
     from .slots import Slot
@@ -20,14 +22,14 @@ class DraftCounts:
     Args:
         num_drafts: most of each decode row.
         num_speculative_tokens: K of the step.
-        may_open: drafters are told of new sequences, so that they can draft for them when they are asked to.
+        opening: sequences that each drafter is told of, so that it can draft for them when it is asked to.
         choice: of adaptive verification; None without it, and where nobody could be asked.
         is_mixed: the choice is about one kind of rows alone: the canary's, or the others.
     """
 
     num_drafts: list[int]
     num_speculative_tokens: int
-    may_open: bool
+    opening: Opening
     choice: "Choice | None" = None
     is_mixed: bool = False
 
@@ -46,13 +48,13 @@ def count_drafts(
     if lane.canary is not None:
         canary_k = min(lane.canary[1].choose(batch_size, lane.next_round), most)
     k, policy = max(base_k, canary_k), lane.policy
-    may_open = k > 0
+    opening = OPEN_ALL if k else OPEN_NONE
     ceilings: list[int] = []
     if lane.canary is not None:
         canary = lane.canary[0]
         ceilings = [canary_k if sequence.request.variant is canary else base_k for sequence in decodes]
     choice, is_mixed = None, policy is not None and lane.is_canary_adaptive is not None
-    if policy is None or not may_open:
+    if policy is None or not k:
         num_drafts = _rows_drafts(lane, decodes, k, None)
     elif is_mixed:
         own = mixed.adaptive_rows(lane, decodes)
@@ -64,11 +66,12 @@ def count_drafts(
                 num_drafts[row] = number
     else:
         choice = policy.choose(lane, decodes, plain_chunks(), k)
+        opening = policy.opening(lane, choice, k)
         k = k if choice is None else choice.request.num_drafts
         num_drafts = _rows_drafts(lane, decodes, k, choice)
     if ceilings:
         num_drafts = list(map(min, num_drafts, ceilings))
-    return DraftCounts(num_drafts, k, may_open, choice, is_mixed)
+    return DraftCounts(num_drafts, k, opening, choice, is_mixed)
 
 
 def _rows_drafts(lane: "Lane", decodes: "list[Sequence]", k: int, choice: "Choice | None") -> list[int]:
@@ -77,10 +80,14 @@ def _rows_drafts(lane: "Lane", decodes: "list[Sequence]", k: int, choice: "Choic
     if not k or not any(link.is_usable for link in lane.links):
         return [0] * len(decodes)
     num_drafts, next_round = [], lane.next_round
+    probed = None if choice is None or not choice.request.is_lone else set(_probed(decodes, choice.num_probed))
     graded = choice if choice is not None and choice.request.by_grade else None
     for sequence in decodes:
         place = sequence.draft_slot
         if place is None or place.ask_round > next_round or not place.link.is_usable:
+            num_drafts.append(0)
+            continue
+        if probed is not None and place not in probed:
             num_drafts.append(0)
             continue
         if graded is not None:
@@ -95,3 +102,8 @@ def _rows_drafts(lane: "Lane", decodes: "list[Sequence]", k: int, choice: "Choic
                 place.link.close_slot(place)
                 lane.pins.look(sequence)
     return num_drafts
+
+
+def _probed(decodes: "list[Sequence]", number: int) -> "list[DraftSlot]":
+    """Places that a probe which stands alone asks for drafts."""
+    return least_judged([place for sequence in decodes if (place := sequence.draft_slot) is not None and place.is_in_step], number)

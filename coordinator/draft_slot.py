@@ -1,9 +1,13 @@
 """A sequence's place at a drafter."""
 
+import heapq
+import sys
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
-from specwire.messages import DraftOpen
+from specwire.messages import DraftCommit, DraftOpen
 from specwire.policy.grades import UNKNOWN
 from specwire.proposals import RowProposals
 
@@ -12,8 +16,12 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 _NAN = float("nan")
+_IN_STEP = 32
+"""Tokens that a drafter computes with a sequence's drafts; behind by more it has to catch up first."""
 _MAX_WAITS = 8
 """Rounds between two asks while a drafter catches up: what is committed meanwhile can be computed with the first drafts."""
+_new = tuple.__new__
+"""Makes a named tuple in a third of the time that its class takes."""
 NO_SCORES = array("f")
 """Shared by slots without drafts; never written."""
 
@@ -74,6 +82,17 @@ class DraftSlot:
         self.confidences = NO_SCORES
         self.proposals: RowProposals | None = None
 
+    @property
+    def is_in_step(self) -> bool:
+        """Its drafter knows nearly all of the sequence."""
+        return self.is_open and len(self.sequence.token_ids) - self.num_sent_tokens <= _IN_STEP
+
+    def take_commit(self) -> DraftCommit:
+        """What the sequence has got since its drafter was told of it: one token at least."""
+        known, num_sent = self.sequence.token_ids, self.num_sent_tokens
+        self.num_sent_tokens = len(known)
+        return _new(DraftCommit, (self.index, self.epoch, num_sent, known[num_sent:]))
+
     def wait(self, round_: int) -> None:
         """It was catching up when it was asked for drafts of this round: it is asked again in the next one, then with ever longer breaks, since an
         answer without drafts costs a step as much as one with them."""
@@ -99,17 +118,39 @@ class DraftSlot:
         )
 
 
-def take_opens(waiting: list[DraftSlot], live: dict[int, DraftSlot], max_tokens: int) -> tuple[list[DraftOpen], list[DraftSlot]]:
-    """Opens of slots that wait for one and are live still, as many as fit into a message with certainty; and the slots that go on waiting."""
+class Opening(NamedTuple):
+    """Which sequences a drafter is told of though nobody asks for their drafts.
+
+    Args:
+        most_open: that it may know of, all in all.
+        num_in_step: of those that it knows, which it is told all of; those first whose drafts were judged least lately.
+    """
+
+    most_open: int
+    num_in_step: int = 0
+
+
+OPEN_ALL, OPEN_NONE = Opening(sys.maxsize), Opening(0)
+
+
+def least_judged(places: Iterable[DraftSlot], number: int) -> list[DraftSlot]:
+    """So many of them whose grades are oldest."""
+    return heapq.nsmallest(number, places, key=_graded_step)
+
+
+def _graded_step(place: DraftSlot) -> int:
+    return place.graded_step
+
+
+def take_opens(waiting: dict[DraftSlot, None], most: int, max_tokens: int) -> list[DraftOpen]:
+    """Opens of slots that wait for one, as many as fit into a message with certainty; the others go on waiting. Where there are more than `most`,
+    of the latest: their sequences go on longest."""
     opens: list[DraftOpen] = []
-    left: list[DraftSlot] = []
     num_tokens = 0
-    for place in waiting:
-        if live.get(place.index) is not place:
-            continue
+    for place in list(waiting) if most >= len(waiting) else list(islice(reversed(waiting), most)):
         if opens and num_tokens + len(place.sequence.token_ids) > max_tokens:
-            left.append(place)
             continue
         num_tokens += len(place.sequence.token_ids)
         opens.append(place.open())
-    return opens, left
+        del waiting[place]
+    return opens

@@ -107,7 +107,7 @@ async def propose(lane: "Lane", plan: "Plan") -> list[list[int]]:
         plan.choice.asking(lane.links)
     countdown = Countdown()
     for link in lane.links:
-        link.post(countdown, may_open=plan.may_open)
+        link.post(countdown, plan.opening)
     await countdown.wait()
     if not plan.is_drafting:
         return [NO_DRAFTS] * len(plan.decodes)

@@ -16,6 +16,7 @@ from .answer_watch import AnswerWatch
 from .chunks import ChunkLimit
 from .countdown import Countdown
 from .counters import Counters, DegradedLog
+from .draft_slot import OPEN_NONE
 from .halves import least_halved
 from .inbox import Inbox
 from .limits import check_instance
@@ -283,7 +284,7 @@ class Lane:
         self.closes.clear()
         self.leaving.clear()
         for link in self.links:
-            link.post(Countdown(), may_open=False)
+            link.post(Countdown(), OPEN_NONE)
         self.admission.lane_changed()
 
     def hang_up(self) -> None:

@@ -54,6 +54,7 @@ class Learner:
         self._next_observed = 0
         self._finished_ns = 0
         self._pending: list[_Outcome] = []
+        self._probe: tuple[StepShape, float, bool] | None = None  # the last step, if it was one; its time, and whether it was answered
         self._num_timed, self._num_rows_timed = 0, 0
 
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
@@ -61,6 +62,7 @@ class Learner:
         rows in each; and how long whole steps take, of all."""
         timing, now_ns, kind = result.timing, time.monotonic_ns(), _kind_of(choice)
         clock_ms = self.cost.clock.committed(choice.step, kind, now_ns)
+        self._settle_probe(choice, round_, kind)
         # A round that ran ahead was at the verifier before the one before it had ended.
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
         if not choice.is_observed:
@@ -72,6 +74,16 @@ class Learner:
             once_sent(lambda: self._observe_drafts(choice, kept, rows, result, clock_ms))
         measured = _measure(choice, round_, timing, started_ns, now_ns) if timing.received_ns and self._is_timed(choice) else None
         once_sent(lambda: self._observe_cost(choice, round_, measured, kind, clock_ms, tell))
+
+    def _settle_probe(self, choice: Choice, round_: "Round", kind: StepKind) -> None:
+        """What a probe cost is known with the step after it: what followed its commit, and the pipeline's being empty, are in that one's time."""
+        probe, self._probe, elapsed_ms = self._probe, None, self.cost.clock.elapsed_ms
+        if probe is not None and elapsed_ms and kind is StepKind.RUN_AHEAD:
+            shape, probe_ms, is_answered = probe
+            lost_ms = probe_ms - self.cost.plain_ms(shape) + elapsed_ms - self.cost.plain_ms(_as_sent(choice.shape, round_))
+            self.policy.settle_probe(lost_ms, is_answered=is_answered)
+        if choice.request.is_lone and round_.plan.is_drafting and elapsed_ms:
+            self._probe = _as_sent(choice.shape, round_), elapsed_ms, choice.kept is not None
 
     def _is_timed(self, choice: Choice) -> bool:
         """Whether it is learned what the parts of an observed step took."""

@@ -11,7 +11,7 @@ from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, D
 from .asked_round import AskedRound
 from .backoff import Backoff
 from .countdown import Countdown
-from .draft_slot import DraftSlot, take_opens
+from .draft_slot import DraftSlot, Opening, least_judged, take_opens
 from .features import list_features, take_handles
 from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time, greet
 from .replies import take_rows
@@ -68,7 +68,7 @@ class DraftLink:
         self._refusal: SpecwireError | None = None
         self.reason = "not connected yet"
         self._closes: list[SlotRef] = []
-        self._unopened: list[DraftSlot] = []
+        self._unopened: dict[DraftSlot, None] = {}
         self.free: list[int] = []
         self.epochs: list[int] = []
 
@@ -88,7 +88,7 @@ class DraftLink:
         place = DraftSlot(self, index, self.epochs[index], sequence)
         place.num_failures = num_failures
         self.slots[index] = sequence.draft_slot = place
-        self._unopened.append(place)
+        self._unopened[place] = None
         self.drafter.num_open += 1
         list_features(place)
 
@@ -101,38 +101,53 @@ class DraftLink:
         self.drafter.num_open -= 1
         if place.is_open:
             self._closes.append(SlotRef(place.index, place.epoch))
+        self._unopened.pop(place, None)
         self.lane.pins.may_pin = self.lane.pins.may_pin or makes_room
 
-    def has_mail(self, *, may_open: bool) -> bool:
-        """Whether `post` would send something even if nothing is asked."""
-        return self.is_usable and bool(self._closes or (may_open and (self._unopened or self.untold)))
+    @property
+    def num_unopened(self) -> int:
+        """Slots that the drafter has not been told of."""
+        return len(self._unopened)
 
-    def post(self, countdown: Countdown, *, may_open: bool) -> None:
+    @property
+    def num_opened(self) -> int:
+        """Slots that it has been told of."""
+        return len(self.slots) - len(self._unopened)
+
+    def has_mail(self, opening: Opening) -> bool:
+        """Whether `post` would send something even if nothing is asked."""
+        return self.is_usable and bool(self._closes or (opening.most_open and (self._num_opens(opening) or any(one.is_open for one in self.untold))))
+
+    def _num_opens(self, opening: Opening) -> int:
+        return min(self.num_unopened, max(0, opening.most_open - self.num_opened))
+
+    def post(self, countdown: Countdown, opening: Opening) -> None:
         """Sends closes, opens, what the asked sequences have got since, and the asks; counts an answer that is due."""
         asks, self.asks = self.asks, []
         if not self.is_usable:
             return
         opens: list[DraftOpen] = []
-        if may_open and self._unopened:
-            opens, self._unopened = take_opens(self._unopened, self.slots, self.lane.max_num_batched_tokens)
+        if self._unopened and (num_opens := self._num_opens(opening)):
+            opens = take_opens(self._unopened, num_opens, self.lane.max_num_batched_tokens)
         commits: list[DraftCommit] = []
+        if opening.num_in_step and not asks:
+            kept = least_judged([place for place in self.slots.values() if place.is_open], opening.num_in_step)
+            commits = [place.take_commit() for place in kept if not place.is_in_step]
         rows: list[DraftRow] = []
         most_drafts = 0
         round_ = self._round = self._round + 1
         for place in asks:
             if not place.is_open:
                 continue
-            token_ids, index, epoch, num_sent, num_asked = place.sequence.token_ids, place.index, place.epoch, place.num_sent_tokens, place.num_asked
-            base_len = len(token_ids)
-            if num_sent < base_len:
-                commits.append(_new(DraftCommit, (index, epoch, num_sent, token_ids[num_sent:])))
-                place.num_sent_tokens = base_len
-            rows.append(_new(DraftRow, (index, epoch, base_len, num_asked, place.parent_round)))
+            base_len, num_asked = len(place.sequence.token_ids), place.num_asked
+            if place.num_sent_tokens < base_len:
+                commits.append(place.take_commit())
+            rows.append(_new(DraftRow, (place.index, place.epoch, base_len, num_asked, place.parent_round)))
             place.parent_round = round_
             if num_asked > most_drafts:
                 most_drafts = num_asked
         features = take_handles(self.untold, self.slots, self.lane) if self.untold else []
-        if not (rows or opens or features or self._closes):
+        if not (rows or opens or commits or features or self._closes):
             return
         closes, self._closes = self._closes, []
         assert self._stream is not None, "a usable link has a stream"

@@ -13,6 +13,7 @@ from .slots import Slot
 
 if TYPE_CHECKING:
     from .choice import Choice
+    from .draft_slot import Opening
     from .lane import Lane
     from .trace_records import StepTrace
 
@@ -45,7 +46,7 @@ class Plan:
         chunks: slots that get a prefill row, with their token budgets.
         ahead: slots that are opened before their first chunk: the answer says what of them the prefix cache has, so that chunks take no more of
             a round's tokens than they compute.
-        num_speculative_tokens, may_open: see `DraftCounts`.
+        num_speculative_tokens, opening: see `DraftCounts`.
         is_drafting: some sequence may get drafts: the step waits for all rounds before it, and the next step waits for this one; with half batches,
             for those that hold rows of its sequences.
         times: filled in as the step goes on.
@@ -58,7 +59,7 @@ class Plan:
     chunks: list[tuple[Slot, int]]
     ahead: list[Slot]
     num_speculative_tokens: int
-    may_open: bool
+    opening: "Opening"
     is_drafting: bool
     times: StepTimes
     choice: "Choice | None" = None
@@ -92,7 +93,7 @@ def make_plan(lane: "Lane") -> Plan | None:
     elif lane.in_flight and (is_drafting or lane.is_lockstep) and not is_halving:
         return None
     chunks = _chunks(lane, rows, prefills, sum(num_drafts), is_decoding=is_decoding)
-    if not (rows or chunks or lane.closes or any(link.has_mail(may_open=counts.may_open) for link in lane.links)):
+    if not (rows or chunks or lane.closes or any(link.has_mail(counts.opening) for link in lane.links)):
         if lane.policy is not None and not lane.in_flight:
             lane.policy.idle()
         return None
@@ -102,7 +103,7 @@ def make_plan(lane: "Lane") -> Plan | None:
     elif choice is not None:
         choice.settle(rows, chunks, is_drafting=is_drafting)
     ahead = _open_ahead(lane, prefills, chunks) if len(chunks) < len(prefills) else []
-    return Plan(rows, num_drafts, chunks, ahead, counts.num_speculative_tokens, counts.may_open, is_drafting, times, choice, adaptive_rows)
+    return Plan(rows, num_drafts, chunks, ahead, counts.num_speculative_tokens, counts.opening, is_drafting, times, choice, adaptive_rows)
 
 
 def trim(plan: Plan, drafts: list[list[int]]) -> list[list[int]]:

@@ -31,8 +31,10 @@ from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES, UNKNOWN
 from specwire.policy.probes import probed_rows
-from specwire.policy.request import DraftRequest, PolicyCounters, RequestPlanner
+from specwire.policy.request import PolicyCounters, RequestPlanner
+from specwire.policy.step_plan import DraftRequest, ProbeRoom
 
+_ALL_READY = ProbeRoom(lambda num_drafts: 0.0, lambda: True)
 _LONE_TRIALS = 16.0
 """What a probe that nothing is drafted beside leaves of older observations of its bins."""
 _MAX_SURPRISE = 2.0
@@ -127,7 +129,13 @@ class AdaptivePolicy:
         self._planner = RequestPlanner(cost, self.forecast, self.counters, hysteresis=hysteresis, probe_share=probe_share)
 
     def choose_request(
-        self, step: int, shape: StepShape, num_sampling: int, most_drafts: int, count_grades: Callable[[], Ints] | None = None
+        self,
+        step: int,
+        shape: StepShape,
+        num_sampling: int,
+        most_drafts: int,
+        count_grades: Callable[[], Ints] | None = None,
+        room: ProbeRoom | None = None,
     ) -> DraftRequest:
         """K_request: what emits most expected tokens a millisecond, at the best budget for each.
 
@@ -137,8 +145,22 @@ class AdaptivePolicy:
             num_sampling: sequences that emit a token in it whatever is drafted.
             most_drafts: the ceiling; 0 = no drafts.
             count_grades: [grades] sequences of each, asked for now and then; None: all are unknown.
+            room: for probes; None: drafters are in step and never late.
         """
-        return self._planner.choose(step, shape, num_sampling, most_drafts, count_grades or _all_unknown)
+        return self._planner.choose(step, shape, num_sampling, most_drafts, count_grades or _all_unknown, room or _ALL_READY)
+
+    def would_draft(self, shape: StepShape, most_drafts: int) -> bool:
+        """Whether such steps would ask for drafts, if all their rows decoded; by what is known now."""
+        return self._planner.would_draft(shape, most_drafts, _all_unknown)
+
+    @property
+    def is_probe_near(self) -> bool:
+        """A probe is about to come."""
+        return self._planner.probes.is_near
+
+    def settle_probe(self, lost_ms: float, *, is_answered: bool) -> None:
+        """A probe beside which nothing is drafted lost so much by the clock; is_answered: some drafter answered in time."""
+        self._planner.probes.settle(lost_ms, is_answered=is_answered)
 
     def choose_kept(
         self,

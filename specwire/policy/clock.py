@@ -67,15 +67,19 @@ class StepClock:
     Attributes:
         run_ahead, lockstep: by tokens of the round.
         errors: of predictions with the factors of their time.
+        elapsed_ms: from the commit before to the last one, whatever these steps were; 0 where the lane had nothing to do meanwhile.
     """
 
-    __slots__ = ("_counts", "_kind", "_last_ns", "_num_cold", "_paired_step", "_step", "_stretch", "errors", "lockstep", "run_ahead")
+    __slots__ = (
+        "_counts", "_kind", "_last_ns", "_num_cold", "_paired_step", "_step", "_stretch", "elapsed_ms", "errors", "lockstep", "run_ahead",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.run_ahead = ShapeCorrection(_FORGETTING, _STEP_DEVIATION)
         self.lockstep = ShapeCorrection(_FORGETTING, _STEP_DEVIATION)
         self.errors = PredictionErrors()
         self._last_ns = self._step = self._paired_step = 0
+        self.elapsed_ms = 0.0
         self._num_cold = _NUM_COLD
         self._kind = StepKind.OTHER
         self._stretch = _Stretch()
@@ -112,6 +116,7 @@ class StepClock:
         """
         last_ns, before, is_next = self._last_ns, self._kind, step == self._step + 1
         self._last_ns, self._kind, self._step = now_ns, kind, step
+        self.elapsed_ms = (now_ns - last_ns) / 1e6 if last_ns and is_next else 0.0
         if not last_ns or not is_next or kind is StepKind.OTHER:
             return 0.0
         if before is kind:
@@ -119,7 +124,7 @@ class StepClock:
                 self._paired_step = step
         elif kind is StepKind.RUN_AHEAD or step - self._paired_step < _STALE_STEPS:
             return 0.0
-        return (now_ns - last_ns) / 1e6
+        return self.elapsed_ms
 
     def observe(
         self, kind: StepKind, clock_ms: float, num_rows: int, num_tokens: int, price: Callable[[], tuple[float, float]]

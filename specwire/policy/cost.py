@@ -96,8 +96,7 @@ class StepCost:
         if not shape.num_requested:
             parts_ms = np.maximum(verify_ms, run_ahead_ms) if self._runs_ahead else verify_ms + run_ahead_ms
             return parts_ms * self.clock.run_ahead.up_to(largest)[num_tokens]
-        draft_ms = max([ms for ms, _ in self._times_of_asked(shape)], default=0.0)
-        rest_ms = self.hops.ms(shape.num_rows, 2) + draft_ms
+        rest_ms = self.hops.ms(shape.num_rows, 2) + self.slowest_draft_ms(shape)
         step_ms = self.clock.whole_in_lockstep(verify_ms + rest_ms, self._verify_ms(shape) + rest_ms, num_tokens)
         return step_ms + np.minimum(verify_ms, run_ahead_ms) if shape.leaves_run_ahead and self._runs_ahead else step_ms
 
@@ -130,7 +129,7 @@ class StepCost:
     def budgets_parts_ms(self, most: int, shape: StepShape) -> FloatArray:
         """The same without the factors by the clock."""
         ms = self.verify.ms_from(shape.num_tokens, most, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
-        ms += self.hops.ms(shape.num_rows, 2) + max([draft_ms for draft_ms, _ in self._times_of_asked(shape)], default=0.0)
+        ms += self.hops.ms(shape.num_rows, 2) + self.slowest_draft_ms(shape)
         return ms
 
     def lockstep_parts_ms(self, num_draft_tokens: int, shape: StepShape, draft_ms: float) -> tuple[float, float]:
@@ -175,6 +174,10 @@ class StepCost:
             if number > 0
         ]
         return np.max(times, axis=0) if times else np.zeros(len(num_asked))
+
+    def slowest_draft_ms(self, shape: StepShape) -> float:
+        """Milliseconds of the slowest drafter for what this step asks."""
+        return max([ms for ms, _ in self._times_of_asked(shape)], default=0.0)
 
     def _verify_ms(self, shape: StepShape, num_draft_tokens: int = 0) -> float:
         num_tokens = shape.num_tokens + num_draft_tokens

@@ -22,10 +22,14 @@ class SurvivalForecast:
 
     A step that asked for fewer drafts says nothing of later positions directly: a row's confidence there is taken to be the one before it
     times what this ratio was when both were seen. So a change of the drafts' quality shows at once at all positions.
+
+    Attributes:
+        is_prior: no draft was seen yet.
     """
 
     def __init__(self, num_positions: int) -> None:
         self.num_positions = num_positions
+        self.is_prior = True
         self._weights: Floats = np.full(NUM_GRADES, _PRIOR_WEIGHT)
         self._next_row = 0
         self._shares: Floats = np.zeros((NUM_GRADES, num_positions, _NUM_BINS))  # of rows, by survival; each position's sum is 1
@@ -51,6 +55,7 @@ class SurvivalForecast:
             confidences, num_asked, grades = confidences[taken], num_asked[taken], grades[taken]
         if not confidences.size:
             return
+        self.is_prior = False
         self._observe_ratios(confidences, num_asked)
         survival = np.zeros((len(confidences), self.num_positions))
         survival[:, : confidences.shape[1]] = confidences

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from specwire.policy.budget import Ints
+from specwire.policy.budget import Floats, Ints
 from specwire.policy.candidates import Candidates, find_candidates, list_options
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES
 from specwire.policy.probes import MIN_PROBE_LOSS, PLAIN_STEPS, PlainSpells, Probes, num_probed_rows
+from specwire.policy.step_plan import MEASURED, DraftRequest, ProbeRoom, StepPlan, are_close, request_of
 
 _REPLAN_STEPS = 12
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
@@ -28,40 +28,18 @@ _STAY_BLEND = 0.25
 _STAY_RECOVERY = 1 / 256
 _DEEPER_LOSS = 1.5
 _PROMISING = 0.75
-"""Share of `_Plan.probe_gain` from which on a probe is followed by others at once."""
+"""Share of `StepPlan.probe_gain` from which on a probe is followed by others at once."""
 _LEAVING_MARGIN = 0.02
 """By so much more must drafting pay to begin: of what chance makes look good, some is not."""
+_PRIOR_MARGIN = 0.15
+"""The same where no draft was seen yet."""
+_LATE_SHARE, _MOST_WAIT_STEPS = 0.5, 4.0
+"""Chance that a probe waits in vain, before drafters have answered one; and for how many steps, whatever they are configured to wait."""
 _SHORTFALL_ROWS = 512
 """Rows of drafting steps after which what an old one fell short counts 1/e."""
 _MAX_SHORTFALL_BLEND = 1 / 16
 _SHORTFALL_DECAY = 1 / 256
 """Of what drafting fell short, each step without drafts."""
-
-
-class DraftRequest(NamedTuple):
-    """How many drafts to ask for.
-
-    Args:
-        num_drafts: K_request, the most that a sequence is asked for; 0 = nobody is asked, the lane runs ahead.
-        is_probe: it does not pay by what is known; it is asked for to keep that true.
-        fallback: why it is not chosen by cost, but fixed; empty if it is chosen.
-        by_grade: drafts that sequences of each grade are asked for; empty: num_drafts for all.
-        is_lone: a probe, and nothing is drafted beside it.
-        num_asked: sequences that should be asked for more than 0, 1, ... drafts; empty: all for num_drafts.
-        is_measured: nobody is asked, though drafts pay by what is known, so that it is measured what such a step takes.
-    """
-
-    num_drafts: int
-    is_probe: bool = False
-    fallback: str = ""
-    by_grade: tuple[int, ...] = ()
-    is_lone: bool = False
-    num_asked: tuple[int, ...] = ()
-    is_measured: bool = False
-
-
-_NONE = DraftRequest(0)
-_MEASURED = DraftRequest(0, is_measured=True)
 
 
 @dataclass(slots=True)
@@ -100,7 +78,8 @@ class RequestPlanner:
         self._forecast = forecast
         self._counters = counters
         self._hysteresis = hysteresis
-        self._plans = [_Plan(), _Plan()]  # of steps without and with prefill chunks
+        self._plans = [StepPlan(), StepPlan()]  # of steps without and with prefill chunks
+        self._ahead = StepPlan()  # of steps that are about to come
         self._stay_steps = _STAY_STEPS
         self._num_stayed = 0
         self._gain_ms, self._num_observed = 0.0, 0  # of drafting beside running ahead, since it began
@@ -109,7 +88,9 @@ class RequestPlanner:
         self._step = -1
         self._request = DraftRequest(0)
 
-    def choose(self, step: int, shape: StepShape, num_sampling: int, most_drafts: int, count_grades: Callable[[], Ints]) -> DraftRequest:
+    def choose(
+        self, step: int, shape: StepShape, num_sampling: int, most_drafts: int, count_grades: Callable[[], Ints], room: ProbeRoom
+    ) -> DraftRequest:
         """See `specwire.policy.adaptive.AdaptivePolicy.choose_request`."""
         num_drafting = sum(shape.num_drafting)
         most = min(most_drafts, self._forecast.num_positions) if num_drafting else 0
@@ -118,9 +99,22 @@ class RequestPlanner:
             return request if request.num_drafts <= most else DraftRequest(most, request.is_probe, request.fallback)
         self._step = step
         self._forecast.age()
-        self._request = self._choose(shape, num_sampling, most, count_grades)
+        self._request = self._choose(shape, num_sampling, most, count_grades, room)
         self._counters.requested[self._request.num_drafts] += 1
         return self._request
+
+    def would_draft(self, shape: StepShape, most_drafts: int, count_grades: Callable[[], Ints]) -> bool:
+        """See `specwire.policy.adaptive.AdaptivePolicy.would_draft`."""
+        plan, number = self._ahead, shape.num_rows
+        most = min(most_drafts, self._forecast.num_positions)
+        if not most or self._cost.unknown:
+            return most > 0
+        key = (sum(shape.num_drafting), number, number)
+        plan.num_uses += 1
+        if plan.num_uses > _IDLE_STEPS or plan.most != most or not are_close(key, plan.key):
+            plan.num_uses, plan.most, plan.key = 0, most, key
+            self._replan(plan, shape, number, count_grades() * key[0])
+        return plan.request.num_drafts > 0
 
     def promise(self, shape: StepShape) -> tuple[float, float]:
         """Of the plan of such steps: tokens that a millisecond is worth (0 = not known), and tokens a row that drafts should bring beyond what their
@@ -133,19 +127,21 @@ class RequestPlanner:
         """Tokens a row that drafting is taken to gain less than is promised; 0 as long as it gains anything."""
         return max(0.0, self._missed) if self._gained < 0 else 0.0
 
-    def _choose(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints]) -> DraftRequest:
+    def _choose(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints], room: ProbeRoom) -> DraftRequest:
         if fallback := self._cost.unknown:
             self._counters.num_fallbacks += 1
             return DraftRequest(most, fallback=fallback)
         if not most:
             return DraftRequest(0)
-        plan = self._plan(shape, num_sampling, most, count_grades)
+        plan = self._plan(shape, num_sampling, most, count_grades, room)
         self._note_stay(plan.request.num_drafts > 0)
         if not plan.request.num_drafts:
             self._spells.note_plain()
         elif shape.longest_row == 1 and self._spells.is_due(plan.step_ms, plan.spell_loss_ms, is_in_doubt=plan.is_in_doubt):
-            return _MEASURED
-        if plan.request.num_drafts == most or not self.probes.is_due(plan.step_ms, plan.probe_loss_ms):
+            return MEASURED
+        if plan.request.num_drafts == most or not self.probes.is_due(
+            plan.step_ms, plan.probe_loss_ms, plan.probe_wait_ms, room.is_ready, is_hopeless=plan.is_hopeless
+        ):
             return plan.request
         self.note_news()
         for each in self._plans:
@@ -153,21 +149,25 @@ class RequestPlanner:
         self._counters.num_probes += 1
         return plan.probe
 
-    def _plan(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints]) -> "_Plan":
+    def _plan(self, shape: StepShape, num_sampling: int, most: int, count_grades: Callable[[], Ints], room: ProbeRoom) -> StepPlan:
         """The plan of such steps; a new one where it is old, or steps have changed."""
         plan, num_drafting = self._plans[shape.longest_row > 1], sum(shape.num_drafting)
         key = (num_drafting, num_sampling, shape.num_tokens)
         plan.num_uses += 1
         hold = _REPLAN_STEPS if plan.has_news or plan.request.num_drafts else _IDLE_STEPS
         # What had seemed to pay is looked at again after one step, two, four, ...
-        if plan.num_uses > min(hold, self._num_stayed or hold) or plan.most != most or not _are_close(key, plan.key):
+        if plan.num_uses > min(hold, self._num_stayed or hold) or plan.most != most or not are_close(key, plan.key):
             plan.num_uses, plan.most, plan.key, plan.has_news = 0, most, key, False
             counts = count_grades()
             # Sequences that still prefill are counted as drafting, too.
             self._replan(plan, shape, num_sampling, np.rint(counts * (num_drafting / max(1, int(counts.sum())))).astype(np.int64))
+            if plan.probe.is_lone:
+                priced = shape._replace(num_requested=plan.probe.num_drafts, num_asked=plan.probe.num_asked)
+                wait_ms = room.wait_ms(plan.probe.num_drafts) - self._cost.slowest_draft_ms(priced)
+                plan.probe_wait_ms = _LATE_SHARE * min(max(0.0, wait_ms), _MOST_WAIT_STEPS * plan.step_ms)
         return plan
 
-    def _replan(self, plan: "_Plan", shape: StepShape, num_sampling: int, num_by_grade: Ints) -> None:
+    def _replan(self, plan: StepPlan, shape: StepShape, num_sampling: int, num_by_grade: Ints) -> None:
         """Most tokens beyond what the time is worth, which is what the best of the steps without prefill chunks emits. Where there are chunks, too:
         a token that is emitted sooner saves time of such a step, and no chunk, since chunks come with requests."""
         current = tuple([min(k, plan.most) for k in plan.request.by_grade or (plan.request.num_drafts,) * NUM_GRADES])
@@ -188,23 +188,35 @@ class RequestPlanner:
         values = found.tokens - worth * found.times_ms
         chosen = int(np.argmax(values))
         kept = int((options == current).all(axis=1).argmax())
-        margin = self._hysteresis if any(current) else max(self._hysteresis, _LEAVING_MARGIN)
+        margin = self._hysteresis if any(current) else max(self._hysteresis, _PRIOR_MARGIN if self._forecast.is_prior else _LEAVING_MARGIN)
         if values[chosen] <= values[kept] + margin * worth * found.times_ms[kept]:
             chosen = kept
         plan.step_ms = float(found.times_ms[chosen])
-        plan.request = _request(options[chosen], num_by_grade)
+        plan.request = request_of(options[chosen], num_by_grade)
         plan.promised = float(values[chosen] - values[0]) / num_sampling + self._shortfall
         plan.is_in_doubt = plan.request.num_drafts > 0 and self._is_in_doubt(found, chosen, shape)
         plan.spell_loss_ms = PLAIN_STEPS * float(worth * found.times_ms[0] - num_sampling) / worth + self._cost.bubble_ms(shape)
         is_lone, depth = not plan.request.num_drafts, plan.most
         # Where nothing is drafted beside it, it is not counted upon to bring anything, and looks as deep as that costs little more than two drafts.
         gained_ms = 0.0 if is_lone else (found.tokens - num_sampling) / worth
-        losses = np.maximum(found.probe_ms - (num_sampling - values[chosen]) / worth - gained_ms, MIN_PROBE_LOSS * plan.step_ms)[: depth + 1]
+        num_asked = num_probed_rows(num_drafting)
+        probe_ms = self._lone_probe_ms(plan.most, num_asked, shape) if is_lone else found.probe_ms
+        losses = np.maximum((probe_ms - (num_sampling - values[chosen]) / worth - gained_ms)[: depth + 1], MIN_PROBE_LOSS * plan.step_ms)
         if is_lone:
             depth = int(np.flatnonzero(losses <= _DEEPER_LOSS * losses[min(2, depth)])[-1])
-        plan.probe = DraftRequest(depth, is_probe=True, is_lone=is_lone)
+        plan.probe = DraftRequest(depth, is_probe=True, is_lone=is_lone, num_asked=(num_asked,) * depth if is_lone else ())
         plan.probe_loss_ms = float(losses[depth])
+        plan.probe_wait_ms = 0.0
+        most_tokens = num_sampling + num_drafting * np.arange(plan.most + 1)  # were all drafts accepted
+        plan.is_hopeless = bool((most_tokens - worth * found.all_ms[: plan.most + 1])[1:].max() <= num_sampling - worth * found.times_ms[0])
         plan.probe_gain = float(worth * found.all_ms[depth] - num_sampling) / max(1, num_drafting)
+
+    def _lone_probe_ms(self, most: int, num_asked: int, shape: StepShape) -> Floats:
+        """[most + 1] milliseconds of a step that asks so many sequences for 0, 1, ... drafts, and verifies all of some."""
+        depths = np.arange(most + 1)
+        asked = np.where(depths[:, None] > np.arange(most), num_asked, 0)
+        costs = self._cost.lockstep_ms(num_asked * depths, asked, shape)
+        return costs.diagonal() + (self._cost.bubble_ms(shape) if shape.leaves_run_ahead else 0.0)
 
     def _is_in_doubt(self, found: Candidates, chosen: int, shape: StepShape) -> bool:
         """Whether drafting may seem to pay only because the price of a step without drafts is not known well."""
@@ -254,47 +266,3 @@ class RequestPlanner:
             self._gain_ms, self._num_observed = 0.0, 0
             self._stay_steps += _STAY_BLEND * (min(self._num_stayed, 2 * _STAY_STEPS) - self._stay_steps)
             self._num_stayed = 0
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What is asked for in steps of one kind.
-
-    Args:
-        request: the choice; probe: what is asked for in a probe.
-        step_ms: that its step should take.
-        best_rate: tokens a millisecond, were there no prefill chunks.
-        promised: see `RequestPlanner.promise`.
-        probe_loss_ms: what a probe costs more than its tokens are worth.
-        probe_gain: accepted tokens a row from which on drafting as deep as it does would cost nothing.
-        is_in_doubt: drafting seems to pay, but what a step without drafts takes is not known well.
-        spell_loss_ms: what a few steps without drafts lose.
-        most, key: what it was made for; num_uses: how often it was used since; has_news: the forecast has changed since.
-    """
-
-    request: DraftRequest = _NONE
-    probe: DraftRequest = _NONE
-    step_ms: float = 0.0
-    best_rate: float = 0.0
-    promised: float = 0.0
-    probe_loss_ms: float = 0.0
-    probe_gain: float = 0.0
-    is_in_doubt: bool = False
-    spell_loss_ms: float = 0.0
-    most: int = -1
-    key: tuple[int, int, int] = (0, 0, 0)
-    num_uses: int = 0
-    has_news: bool = False
-
-
-def _request(option: Ints, num_by_grade: Ints) -> DraftRequest:
-    most = int(option.max())
-    if (option == most).all():
-        return DraftRequest(most)
-    num_asked = (option > np.arange(most)[:, None]) @ num_by_grade
-    return DraftRequest(most, by_grade=tuple(option.tolist()), num_asked=tuple(num_asked.tolist()))
-
-
-def _are_close(numbers: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    """Within an eighth of each other."""
-    return all(8 * abs(number - other) <= other for number, other in zip(numbers, others, strict=True))

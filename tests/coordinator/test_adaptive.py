@@ -13,7 +13,7 @@ from coordinator.choice import Choice
 from coordinator.plan import Plan
 from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.grades import NUM_GRADES
-from specwire.policy.request import DraftRequest
+from specwire.policy.step_plan import DraftRequest
 from tests.coordinator.adaptive_cluster import VERIFIER, K, adaptive_cluster, drafter, policy_of
 from tests.coordinator.test_invariance import check_all, submit_all, until_tokens
 from tests.scripted.cluster import Cluster
@@ -57,8 +57,8 @@ async def test_whatever_is_asked_for_and_kept(seed: int, scores: str, monkeypatc
         num_kept.append(args[2] if is_sent else np.array([rng.randint(0, number) for number in args[2].tolist()], dtype=np.int64))
         return replace(kept, num_kept=num_kept[-1])
 
-    def request(self: AdaptivePolicy, step: int, shape: Any, num_sampling: int, most: int, count_grades: Any) -> DraftRequest:
-        choose_request(self, step, shape, num_sampling, most, count_grades)
+    def request(self: AdaptivePolicy, step: int, shape: Any, num_sampling: int, most: int, count_grades: Any, room: Any) -> DraftRequest:
+        choose_request(self, step, shape, num_sampling, most, count_grades, room)
         choices = random.Random(seed << 20 | step)
         number = min(most, choices.choice((0, 0, 1, 3, K)))
         by_grade = (number, *(choices.randint(0, number) for _ in range(NUM_GRADES - 1)))
@@ -96,7 +96,7 @@ async def test_a_budget_that_looks_at_the_drafts_themselves(keeps_right: bool, m
     async with adaptive_cluster([drafter(acceptance=0.6)]) as cluster:
         await check_all(submit_all(await cluster.all_there()))
         counters = cluster.engine.counters
-        assert counters.num_draft_tokens > 50
+        assert counters.num_draft_tokens > 30
         assert counters.num_accepted_tokens == (counters.num_draft_tokens if keeps_right else 0)
 
 

@@ -66,13 +66,13 @@ async def test_k_goes_to_0_where_drafts_are_bad_and_comes_back_when_they_are_goo
         ks = watch_k(cluster)
         await cluster.until(lambda: len(ks()) > 30 and not any(ks()[-30:]))
         ks = watch_k(cluster)
-        await steps(cluster, 300)
+        await steps(cluster, 900)
         assert 0 < sum(k > 0 for k in ks()) < 0.1 * len(ks()), "but for probes, it runs ahead"
         assert any(row.from_round for message in cluster.verifiers[0].received for row in message.rows)
         cluster.drafters[0].script.acceptance = 1.0
         before = cluster.num_steps
         await cluster.until(lambda: min(ks()[-30:]) == K)
-        assert cluster.num_steps - before < 30 + 150, "it is found out in tens of steps"
+        assert cluster.num_steps - before < 30 + 300, "it is found out by a few probes"
         status = describe_status(cluster.engine).lanes[0].policy
         assert status.is_adaptive
         assert status.num_probes > 0
@@ -80,20 +80,19 @@ async def test_k_goes_to_0_where_drafts_are_bad_and_comes_back_when_they_are_goo
         cancel(running)
 
 
-async def test_a_probe_that_finds_all_drafters_catching_up_is_repeated() -> None:
+@pytest.mark.usefixtures("untimed")
+async def test_a_probe_that_finds_all_drafters_catching_up_shows_nothing() -> None:
+    """The next one does."""
     async with adaptive_cluster([long_drafter(0.0)], [LONG]) as cluster:
         await cluster.all_there()
         running = decode(cluster)
         ks = watch_k(cluster)
         await cluster.until(lambda: len(ks()) > 150 and not any(ks()[-30:]))
-        script, policy = cluster.drafters[0].script, policy_of(cluster)
-        num_probes = policy.policy.counters.num_probes
+        script = cluster.drafters[0].script
         script.acceptance, script.num_catch_up_rounds = 1.0, 1 << 30
         await cluster.until(lambda: cluster.engine.counters.fallbacks["catching_up"] >= 4)
         script.num_catch_up_rounds = 0
-        await steps(cluster, 8)
-        assert policy.policy.counters.num_probes == num_probes + 1, "the next one of its own is far off"
-        assert policy.policy.forecast.acceptance()[0] > 0.1
+        await cluster.until(lambda: min(ks()[-30:]) == K)
         cancel(running)
 
 

@@ -13,7 +13,7 @@ from specwire.policy.clock import StepKind
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
-from specwire.policy.request import DraftRequest
+from specwire.policy.step_plan import DraftRequest
 
 K_MAX = 7
 CONTEXT = 576

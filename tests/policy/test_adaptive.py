@@ -8,7 +8,7 @@ from specwire.policy.adaptive import AdaptivePolicy
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost
 from specwire.policy.grades import RETRY_STEPS
-from specwire.policy.request import DraftRequest
+from specwire.policy.step_plan import DraftRequest
 from tests.policy.simulated_lane import (
     BLOCK,
     K_MAX,
@@ -37,7 +37,7 @@ def test_uniform_requests(draft_cost: tuple[DraftCost, ...], num_sequences: int)
     """Nothing to gain from choosing among them: as good as the best fixed K, that is none at all at 256."""
     rates = uniform(num_sequences)
     lane = SimulatedLane.make(draft_cost)
-    lane.throughput(rates, num_steps(num_sequences) // 2)
+    lane.throughput(rates, 300)  # what it learns first must be earned
     reached = lane.throughput(rates, num_steps(num_sequences))
     fixed = [fixed_throughput(draft_cost, rates, k) for k in range(K_MAX + 1)]
     assert reached >= 0.98 * max(fixed)
@@ -126,7 +126,7 @@ def test_probes_find_out_in_tens_of_steps_that_drafts_pay_again(
     lane.throughput(bad, 500)
     assert lane.throughput(bad, 300) >= 0.98 * fixed_throughput(draft_cost, bad, 0)
     assert sum(lane.step(bad)[-1] == 0 for _ in range(20)) >= 15
-    assert steps_to_return(lane, good, 400) <= 150
+    assert steps_to_return(lane, good, 400) <= 200
     lane.throughput(good, 150)
     assert lane.throughput(good, 100) >= 0.95 * max(fixed_throughput(draft_cost, good, k) for k in range(K_MAX + 1))
 

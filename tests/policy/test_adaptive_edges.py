@@ -12,7 +12,7 @@ from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import DraftCurve, VerifyCurve
 from specwire.policy.grades import UNKNOWN
 from specwire.policy.probes import PLAIN_STEPS
-from specwire.policy.request import DraftRequest
+from specwire.policy.step_plan import DraftRequest
 from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, keep, mixed, observe, shape_of, uniform
 
 NAN = float("nan")
@@ -55,10 +55,10 @@ def test_nobody_is_asked_where_nobody_can_draft(most: int, num_drafting: tuple[i
 def test_plans_that_come_to_nothing_change_nothing() -> None:
     """A probe waits for the rounds in flight, and is not forgotten; a ceiling that has come down holds at once."""
     once, again = (SimulatedLane.make(MODEL, seed=6).policy for _ in range(2))
-    for step in range(60):
+    for step in range(200):
         request = once.choose_request(step, shape_of(128), 128, K_MAX)
         assert [again.choose_request(step, shape_of(128), 128, K_MAX) for _ in range(3)] == [request] * 3
-    assert again.choose_request(59, shape_of(128), 128, 1).num_drafts <= 1
+    assert again.choose_request(199, shape_of(128), 128, 1).num_drafts <= 1
     assert once.counters == again.counters
     assert once.counters.num_probes > 0
 

@@ -141,6 +141,6 @@ def test_what_no_part_shows(num_sequences: int, overhead: Overhead) -> None:
     rates = uniform(num_sequences)
     lane = SimulatedLane.make(BLOCK)
     lane.overhead, lane.jitter = overhead, 0.05
-    lane.throughput(rates, 100)
+    lane.throughput(rates, 300)
     reached = lane.throughput(rates, 400)
     assert reached >= 0.98 * max(fixed_throughput(BLOCK, rates, k, overhead) for k in range(K_MAX + 1))

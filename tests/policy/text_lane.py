@@ -15,7 +15,7 @@ from specwire.policy.adaptive import AdaptivePolicy, Kept
 from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepMs, StepShape
 from specwire.policy.grades import NUM_GRADES, RETRY_STEPS, UNKNOWN, blend_qualities, grades_of
-from specwire.policy.request import DraftRequest
+from specwire.policy.step_plan import DraftRequest
 from tests.policy.simulated_lane import tell_clock
 
 K_MAX = 8
