@@ -123,6 +123,14 @@ class LanePolicy:
         times = min(_MOST_OPENED, 1 + self.policy.counters.num_probes // _PROBES_PER_OPENING)
         return Opening(times * num_probed, num_probed)
 
+    def opening_beside(self, decodes: "list[Sequence]") -> Opening:
+        """The same for a lane whose other rows it does not choose for: drafters are told of all sequences, and of its own all that they have got if a
+        probe is about to come."""
+        if not self.policy.is_probe_near:
+            return OPEN_ALL
+        places = frozenset([place for sequence in decodes if (place := sequence.draft_slot) is not None])
+        return Opening(OPEN_ALL.most_open, num_probed_rows(len(decodes)), places)
+
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
         """See `Choice.settle`."""
         old, request = choice.shape, choice.request

@@ -60,6 +60,7 @@ def count_drafts(
         own = mixed.adaptive_rows(lane, decodes)
         rows, around = mixed.beside(decodes, own, ceilings, plain_chunks())
         choice = policy.choose(lane, rows, around, canary_k if lane.is_canary_adaptive else base_k)
+        opening = policy.opening_beside(rows)
         num_drafts = _rows_drafts(lane, decodes, k, None)
         if choice is not None:
             for row, number in zip(own, _rows_drafts(lane, rows, choice.request.num_drafts, choice), strict=True):

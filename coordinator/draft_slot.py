@@ -124,10 +124,12 @@ class Opening(NamedTuple):
     Args:
         most_open: that it may know of, all in all.
         num_in_step: of those that it knows, which it is told all of; those first whose drafts were judged least lately.
+        among: these alone, also while others are asked for drafts; None = of all, unless some are.
     """
 
     most_open: int
     num_in_step: int = 0
+    among: frozenset[DraftSlot] | None = None
 
 
 OPEN_ALL, OPEN_NONE = Opening(sys.maxsize), Opening(0)

@@ -130,8 +130,9 @@ class DraftLink:
         if self._unopened and (num_opens := self._num_opens(opening)):
             opens = take_opens(self._unopened, num_opens, self.lane.max_num_batched_tokens)
         commits: list[DraftCommit] = []
-        if opening.num_in_step and not asks:
-            kept = least_judged([place for place in self.slots.values() if place.is_open], opening.num_in_step)
+        if opening.num_in_step and (opening.among is not None or not asks):
+            places = [place for place in self.slots.values() if place.is_open and (opening.among is None or place in opening.among)]
+            kept = least_judged(places, opening.num_in_step)
             commits = [place.take_commit() for place in kept if not place.is_in_step]
         rows: list[DraftRow] = []
         most_drafts = 0

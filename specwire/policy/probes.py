@@ -8,8 +8,9 @@ vain, too. Where not even drafts that are all accepted would pay by what steps a
 be wrong.
 
 A probe that has shown drafts that seem to pay is followed by others at once, on at most `_MAX_LOANS` losses of credit that later steps must earn
-first. Where a probe was wrong, so that drafting went on for some steps at a loss, that is taken from the credit, too, down to minus one loss, so
-that the next probe is never far off. So over T milliseconds, probes that cost what is expected lose at most
+first. Where a probe was wrong, so that drafting went on for some steps at a loss, that is taken from the credit, too, down to what
+`_MAX_DEBT_STEPS` steps take (or one loss), so that the next probe is never far off. So over T milliseconds, probes that cost what is expected lose
+at most
 
     min((1 + _LOAN_SHARE) x probe_share x T, probe_share x T + _MAX_LOANS x loss),
 
@@ -32,6 +33,7 @@ MIN_PROBE_LOSS = 0.2
 _MAX_LOANS = 4
 _LOAN_SHARE = 0.5
 """Most loans, as a share of all credit that was ever earned: a lane that has not worked for long gets less."""
+_MAX_DEBT_STEPS = 2
 _LOSS_DECAY = 1 / 64
 """Of the loss that probes are taken to have, each step, where they seem to lose less."""
 PLAIN_STEPS = 3
@@ -55,7 +57,7 @@ class Probes:
     def __init__(self, share: float) -> None:
         self._share = share
         self._credit_ms = 0.0
-        self._loss_ms = 0.0
+        self._loss_ms = self._step_ms = 0.0
         self._expected_ms = self._taken_ms = 0.0  # of the last probe: by tables, and what was taken for it
         self._surcharge = 1.0
         self._earned_ms = 0.0  # since the start
@@ -81,7 +83,8 @@ class Probes:
         # A probe that seems to cost nothing for once forgives no debt.
         self._loss_ms = loss_ms = max(loss_ms, (1 - _LOSS_DECAY) * self._loss_ms)
         earned_ms = self._share * step_ms * (_HOPELESS_SHARE if is_hopeless else 1.0)
-        self._credit_ms = min(max(self._credit_ms, -_MAX_LOANS * loss_ms) + earned_ms, loss_ms)
+        self._step_ms = step_ms
+        self._credit_ms = min(max(self._credit_ms, -max(_MAX_LOANS * loss_ms, _MAX_DEBT_STEPS * step_ms)) + earned_ms, loss_ms)
         self._earned_ms += earned_ms
         needed_ms = loss_ms - min(_MAX_LOANS * loss_ms, _LOAN_SHARE * self._earned_ms) * self._is_promising
         self.is_near = self._credit_ms >= needed_ms - _NEAR_STEPS * earned_ms
@@ -106,7 +109,7 @@ class Probes:
 
     def charge(self, loss_ms: float) -> None:
         """Drafting has lost so much, since it began."""
-        self._credit_ms = min(self._credit_ms, max(self._credit_ms - loss_ms, -self._loss_ms))
+        self._credit_ms = min(self._credit_ms, max(self._credit_ms - loss_ms, -max(self._loss_ms, _MAX_DEBT_STEPS * self._step_ms)))
 
     def observe(self, *, is_promising: bool) -> None:
         """What the last probe has shown."""

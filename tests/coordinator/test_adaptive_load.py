@@ -16,21 +16,20 @@ def by_rows_and_tokens(num_rows: int, num_tokens: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("num_sequences", "overhead", "num_settle", "num_tokens", "least"),
+    ("num_sequences", "overhead", "num_settle", "num_tokens"),
     [
-        (1, lambda rows, tokens: 3.0, 1000, 1000, 0.98),
-        (16, lambda rows, tokens: 5.0, 400, 400, 0.98),
-        (64, by_rows_and_tokens, 1500, 600, 0.98),
-        (128, by_rows_and_tokens, 1000, 400, 0.95),
+        (1, lambda rows, tokens: 3.0, 1000, 1000),
+        (16, lambda rows, tokens: 5.0, 400, 400),
+        (64, by_rows_and_tokens, 1500, 600),
+        (128, by_rows_and_tokens, 1000, 400),
     ],
 )
-def test_what_no_part_shows(num_sequences: int, overhead: Overhead, num_settle: int, num_tokens: int, least: float) -> None:
-    """All drafts are accepted at .8. Of the last two none at all is best, or nearly so, which has to be found out first; at 128 what
-    a table does not say misleads it now and then, which costs 4%."""
+def test_what_no_part_shows(num_sequences: int, overhead: Overhead, num_settle: int, num_tokens: int) -> None:
+    """All drafts are accepted at .8. Of the last two none at all is best, or nearly so, which has to be found out first."""
     costs = Costs(VERIFY, DRAFT, overhead)
     fixed = [VirtualLane(costs, num_sequences, k).throughput(20, 50)[0] for k in (0, 3, 5, K)]
     reached, policy = VirtualLane(costs, num_sequences, None).throughput(num_settle, num_tokens)
-    assert reached >= least * max(fixed)
+    assert reached >= 0.98 * max(fixed)
     assert policy is not None
     assert policy.cost.clock.errors.median <= 0.05
     assert policy.cost.clock.lockstep.at(num_sequences * K) > 1.1

@@ -103,7 +103,7 @@ async def test_a_methods_end_while_requests_run(action: CanaryAction, rate: floa
     async with two_methods() as cluster:
         await cluster.all_there()
         cluster.engine.set_canary(START, 0.5, '{"method": "suffix"}')
-        running = [submit(cluster, variant, seed, 120) for seed, variant in enumerate((BASE, CANARY))]
+        running = [submit(cluster, variant, seed, 400) for seed, variant in enumerate((BASE, CANARY))]
         await cluster.until(lambda: all(len(each.sink.choices[0].token_ids) > 10 for each in running))
         cluster.engine.set_canary(action, 0.0, "")
         later = [submit(cluster, variant, seed) for seed, variant in enumerate(("", CANARY, BASE), start=2)]
@@ -134,9 +134,9 @@ async def test_from_the_coordinators_start() -> None:
     async with Cluster([VERIFIER], drafters, k=4, min_draft_wait_ms=1000, canary_config=config, canary_share=0.0) as cluster:
         await cluster.all_there()
         assert cluster.engine.lanes[0].policy is not None
-        running = [submit(cluster, variant, seed, 120) for seed in range(4) for variant in (BASE, CANARY)]
+        running = [submit(cluster, variant, seed, 400) for seed in range(4) for variant in (BASE, CANARY)]
         await asyncio.gather(*[each.check() for each in running])
         assert rates(running[::2]) == [0.0] * 4
-        assert set(rates([each for each in running[1::2] if drafted(each)])) <= {1.0}, "adaptive verification need not ask for any"
+        assert set(rates([each for each in running[1::2] if drafted(each)])) == {1.0}, "a probe finds out"
     with pytest.raises(FailedPreconditionError, match="half_batches_from is 2"):
         await Cluster([VERIFIER], [drafter()], k=4, half_batches_from=2, canary_config=config).__aenter__()
