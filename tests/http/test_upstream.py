@@ -103,7 +103,7 @@ async def test_another_model_is_known_at_once_also_to_who_only_tokenized(served:
     served.network.put("v:1", ScriptedVerifier(byte_verifier_script(model_id="other", weights_hash="others", tokenizer=other)))
     await until(lambda: _name(served) == "other" and served.engine.ready.is_ready, TIMEOUT_S)
     async with asyncio.timeout(TIMEOUT_S):  # less than what is fetched once stays fresh; the end of a stream takes its time to arrive
-        while (await served.post("/tokenize", {"prompt": "ab"})).json["tokens"] != [98, 97]:
+        while (await served.post("/tokenize", {"prompt": "ab"})).json["tokens"] != [98, 97]:  # noqa: ASYNC110 - answered over HTTP
             await asyncio.sleep(0.01)
     answer = (await served.post("/v1/completions", {"prompt": "ab", "max_tokens": 3, "return_token_ids": True})).json
     assert (answer["model"], answer["choices"][0]["prompt_token_ids"]) == ("other", [98, 97])
