@@ -146,6 +146,7 @@ async def test_where_all_drafts_pay_they_are_sent_before_they_are_judged(monkeyp
         cancel(running)
 
 
+@pytest.mark.usefixtures("untimed")
 async def test_sequences_are_asked_for_drafts_by_how_good_theirs_are() -> None:
     """Half of them have good drafts, half bad ones, and a draft costs for each sequence. Then it is the other way round."""
     first_good = 0
