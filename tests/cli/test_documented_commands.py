@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from specwire.cli.up import free_port
+from specwire.errors import SpecwireError
 from tests.cli.up_process import Up
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,8 @@ PROGRAMS = [
     for name in ("README.md", "docs/quickstart.md", "docs/http.md", "docs/metrics.md")
     for program in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 ]
+NUM_SERVICES = 4
+"""Of the stack, whose metrics have one port after the other."""
 STACK = "specwire up --trace-file traces.jsonl --metrics-port 9464"
 """The command that starts what the others call."""
 QUICKER = {"--request-rate": "100", "--num-prompts": "4", "--vocab-size": "256"}
@@ -69,6 +72,14 @@ CALLS = [command for command in documented() if not starts_services(command)]
 STARTS = [command for command in documented() if starts_services(command)]
 
 
+def free_ports(number: int) -> int:
+    """The first of so many in a row."""
+    while True:
+        first = free_port(0)
+        with contextlib.suppress(SpecwireError):
+            return min(free_port(first + offset) for offset in range(number))
+
+
 class Stack:
     """A running `specwire up` in a folder that has what the documented commands name."""
 
@@ -79,7 +90,7 @@ class Stack:
         (folder / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions), encoding="utf-8")
         requests = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 8}]
         (folder / "requests.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests), encoding="utf-8")
-        self.metrics_port = free_port(0)
+        self.metrics_port = free_ports(NUM_SERVICES)
         options = shlex.split(STACK.replace("9464", str(self.metrics_port)))[2:]
         self.up = Up(
             folder,
