@@ -76,11 +76,6 @@ def two_methods() -> Cluster:
     return Cluster(drafters=[DrafterScript(method="ngram", acceptance=0.0), DrafterScript(method="suffix", acceptance=1.0)], k=4)
 
 
-def drafted(each: Running) -> bool:
-    stats = each.sink.choices[0].spec_stats
-    return stats is not None and stats.num_draft_tokens > 0
-
-
 def rates(running: list[Running]) -> list[float]:
     stats = [each.sink.choices[0].spec_stats for each in running]
     return [spec.num_accepted_tokens / spec.num_draft_tokens for spec in stats if spec is not None]
@@ -136,7 +131,6 @@ async def test_from_the_coordinators_start() -> None:
         assert cluster.engine.lanes[0].policy is not None
         running = [submit(cluster, variant, seed, 400) for seed in range(4) for variant in (BASE, CANARY)]
         await asyncio.gather(*[each.check() for each in running])
-        assert rates(running[::2]) == [0.0] * 4
-        assert set(rates([each for each in running[1::2] if drafted(each)])) == {1.0}, "a probe finds out"
+        assert rates(running) == [0.0, 1.0] * 4
     with pytest.raises(FailedPreconditionError, match="half_batches_from is 2"):
         await Cluster([VERIFIER], [drafter()], k=4, half_batches_from=2, canary_config=config).__aenter__()

@@ -126,7 +126,7 @@ def test_probes_find_out_in_tens_of_steps_that_drafts_pay_again(
     lane.throughput(bad, 500)
     assert lane.throughput(bad, 300) >= 0.98 * fixed_throughput(draft_cost, bad, 0)
     assert sum(lane.step(bad)[-1] == 0 for _ in range(20)) >= 15
-    assert steps_to_return(lane, good, 400) <= 200
+    assert steps_to_return(lane, good, 400) <= (200 if num_sequences == 1 else 150)
     lane.throughput(good, 150)
     assert lane.throughput(good, 100) >= 0.95 * max(fixed_throughput(draft_cost, good, k) for k in range(K_MAX + 1))
 
