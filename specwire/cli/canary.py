@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import typer
 from rich.table import Table
 
-from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.cli.connection import ConnectionOptions, hint_at_up, make_client
 from specwire.console import make_console, make_table
 from specwire.messages import CanaryAction, VariantStatus
 
@@ -25,14 +25,14 @@ _SAID = {
 
 def change_canary(connection: ConnectionOptions, action: CanaryAction, share: float, config: str, *, as_json: bool) -> None:
     """Does it, and shows what both configurations came to so far. Raises SpecwireError if it can't be done."""
-    with make_client(connection) as client:
+    with hint_at_up(), make_client(connection) as client:
         variants = client.set_canary(action, share=share, config=config)
     _show(variants, _SAID[action], as_json=as_json)
 
 
 def show_canary(connection: ConnectionOptions, *, as_json: bool) -> None:
     """What both configurations came to so far. Raises SpecwireError if the coordinator can't be asked."""
-    with make_client(connection) as client:
+    with hint_at_up(), make_client(connection) as client:
         variants = client.get_status().variants
     _show(variants, "" if variants else "No canary runs.", as_json=as_json)
 

@@ -94,4 +94,4 @@ def hint_at_up() -> Iterator[None]:
     try:
         yield
     except UnavailableError as error:
-        raise UnavailableError(f"{error} (`specwire up` starts one on this machine)") from error
+        raise UnavailableError(f"{error} (`specwire up` starts one on this machine, --address names another)") from error

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from specwire.cli.connection import ConnectionOptions, make_client
+from specwire.cli.connection import ConnectionOptions, hint_at_up, make_client
 from specwire.cli.status_view import render
 from specwire.console import make_console
 from specwire.errors import DeadlineExceededError, UnavailableError
@@ -30,7 +30,9 @@ def run_status(connection: ConnectionOptions, *, watch: bool, interval_s: float,
     console = make_console(_FILE_WIDTH)
     with make_client(connection) as client:
         if not watch:
-            _print(console, _ask_once(client.get_status), None, as_json=as_json)
+            with hint_at_up():
+                look = client.get_status()
+            _print(console, look, None, as_json=as_json)
             return
         looks = look_again(client.get_status, lambda: time.sleep(interval_s))
         try:
@@ -75,13 +77,6 @@ def show_live(console: Console, looks: Iterable[Look]) -> None:
                 live.update(shown, refresh=True)
             else:
                 live.update(Group(Text(_away(look), style="red"), shown), refresh=True)
-
-
-def _ask_once(ask: Callable[[], CoordinatorStatus]) -> CoordinatorStatus:
-    try:
-        return ask()
-    except UnavailableError as error:
-        raise UnavailableError(f"{error} (`specwire up` starts one on this machine, --address names another)") from error
 
 
 def _print(console: Console, status: CoordinatorStatus, before: CoordinatorStatus | None, *, as_json: bool) -> None:

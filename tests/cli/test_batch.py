@@ -170,7 +170,7 @@ def test_without_a_coordinator_it_ends(source: Path) -> None:
     result = batch(source, "--address", "127.0.0.1:1")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "127.0.0.1:1" in result.stderr
-    assert "(`specwire up` starts one on this machine)" in result.stderr
+    assert "(`specwire up` starts one on this machine, --address names another)" in result.stderr
     assert "0 answered, 0 failed" in result.stderr
 
 

@@ -1,9 +1,12 @@
-"""What `specwire canary` shows of base and canary."""
+"""What `specwire canary` shows of base and canary, and that it says so where there is no coordinator."""
 
 import io
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from specwire.cli import app
 from specwire.cli.canary import make_variants_table
 from specwire.messages import VariantStatus
 
@@ -32,3 +35,11 @@ def test_methods_and_figures() -> None:
         variant("canary", 0.0, '["ngram", "suffix"]', "false", num_requests=2, num_ended=2, num_drafts=4, num_accepted_tokens=4, token_ms=3.5),
     )
     assert "canary ngram+suffix [[1, 16, 5]] – 2 2 0 0 2.00 – 3.50 ms" in lines
+
+
+@pytest.mark.parametrize("arguments", [["start", '{"num_speculative_tokens": 1}'], ["share", "5"], ["promote"], ["rollback"], ["status"]])
+def test_without_a_coordinator_it_says_how_to_start_one(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["canary", *arguments, "--address", "127.0.0.1:1"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "127.0.0.1:1" in result.stderr
+    assert "(`specwire up` starts one on this machine, --address names another)" in result.stderr

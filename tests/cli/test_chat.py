@@ -83,7 +83,7 @@ def test_without_a_coordinator_or_a_tokenizer(bare_coordinator: Coordinator) -> 
     result = CliRunner().invoke(app, ["chat", "--address", "127.0.0.1:1"], input="A\n")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "127.0.0.1:1" in result.stderr
-    assert "(`specwire up` starts one on this machine)" in result.stderr
+    assert "(`specwire up` starts one on this machine, --address names another)" in result.stderr
     result = chat(bare_coordinator, "A\n")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "serves no tokenizer" in result.stderr
