@@ -21,11 +21,12 @@ from specwire.policy.step_plan import ProbeRoom
 
 from .calibration import Calibration
 from .choice import Choice
-from .draft_slot import OPEN_ALL, OPEN_NONE, Opening
+from .draft_slot import OPEN_ALL, OPEN_NONE, Opening, least_judged
 from .keeping import Keeper
 from .learning import Learner
 
 if TYPE_CHECKING:
+    from .draft_slot import DraftSlot
     from .lane import Lane
     from .link import DraftLink
     from .plan import Plan
@@ -81,18 +82,13 @@ class LanePolicy:
         Args:
             chunks: what it may compute beside its decode rows.
         """
-        links = [link for link in lane.links if link.is_usable and link.slots]
+        links = self._use_links(lane)
         if not decodes or not links or not most:
             return None
-        num_drafting = _shares([len(link.slots) for link in links], len(decodes))
+        num_drafting = _shares(links, len(decodes))
         step = lane.next_round
-        curves = self.cost.drafts = tuple([link.drafter.curve for link in links])
-        most = min(most, max([link.drafter.max_drafts for link in links]))
+        most = 0 if not self.cost.unknown and _is_no_time_to_draft(lane, decodes, chunks) else _most_drafts(links, most)
         shape, num_sampling = self._shape(decodes, chunks, num_drafting, leaves_run_ahead=not lane.is_lockstep)
-        if chunks and 2 * sum([sequence.slot.is_prefilling for sequence in lane.running if sequence.slot is not None]) > len(lane.running):
-            most = 0  # a batch that still grows: what would pay for those that decode already would keep the others waiting
-        elif not lane.is_lockstep and _is_ending(decodes):
-            most = 0  # nor one that is about to end: leaving run-ahead pays only over some steps
         room = ProbeRoom(
             partial(_wait_ms, links, num_drafting), lambda: any(sequence.draft_slot.is_in_step for sequence in decodes if sequence.draft_slot)
         )
@@ -100,36 +96,30 @@ class LanePolicy:
         self._note_fallback(request.fallback)
         stride = max(1 if request.num_drafts else _PLAIN_STRIDE, shape.num_rows // _OBSERVED_PER_STEP)
         is_observed = request.is_probe or request.is_measured or not step % stride
-        return Choice(self, step, request, curves, shape, num_sampling, is_observed)
+        return Choice(self, step, request, self.cost.drafts, shape, num_sampling, is_observed)
 
-    def opening(self, lane: "Lane", choice: Choice | None, most: int) -> Opening:
+    def opening(self, lane: "Lane", decodes: "list[Sequence]", choice: Choice | None, most: int) -> Opening:
         """Sequences that each drafter is told of, where at most so many drafts are asked for: to compute a prompt for drafts that are never asked
         for takes a drafter's time, and the verifier's, too, where they share a device. All if they get drafts, or would get some once all that run
         decode; as many as a probe asks if one is about to come, and some more after some probes, so that not always the same ones are asked."""
-        links = [link for link in lane.links if link.is_usable and link.slots]
+        links = self._use_links(lane)
         if not links or self.fallback or (choice is not None and choice.request.num_drafts and not choice.request.is_lone):
             return OPEN_ALL
         running = list(lane.running)
-        number, is_ending = len(running), _is_ending(running)
-        if any(link.num_unopened for link in links) and not is_ending:
-            self.cost.drafts = tuple([link.drafter.curve for link in links])
-            num_kv_tokens = sum([len(sequence.token_ids) for sequence in running])
-            shape = StepShape(number, number, num_kv_tokens, 1, 0, _shares([len(link.slots) for link in links], number), leaves_run_ahead=True)
-            if self.policy.would_draft(shape, min(most, max([link.drafter.max_drafts for link in links]))):
-                return OPEN_ALL
-        if not self.policy.is_probe_near or is_ending:
+        if _is_ending(running):
             return OPEN_NONE
-        num_probed = num_probed_rows(number)
-        times = min(_MOST_OPENED, 1 + self.policy.counters.num_probes // _PROBES_PER_OPENING)
-        return Opening(times * num_probed, num_probed)
-
-    def opening_beside(self, decodes: "list[Sequence]") -> Opening:
-        """The same for a lane whose other rows it does not choose for: drafters are told of all sequences, and of its own all that they have got if a
-        probe is about to come."""
+        if any(link.has_unopened for link in links):
+            shape, _ = self._shape(running, [], _shares(links, len(running)), leaves_run_ahead=True)
+            if self.policy.would_draft(shape, _most_drafts(links, most)):
+                return OPEN_ALL
         if not self.policy.is_probe_near:
-            return OPEN_ALL
-        places = frozenset([place for sequence in decodes if (place := sequence.draft_slot) is not None])
-        return Opening(OPEN_ALL.most_open, num_probed_rows(len(decodes)), places)
+            return OPEN_NONE
+        times = min(_MOST_OPENED, 1 + self.policy.counters.num_probes // _PROBES_PER_OPENING)
+        return Opening(times * num_probed_rows(len(running)), self._next_probed(decodes, choice))
+
+    def opening_beside(self, decodes: "list[Sequence]", choice: Choice | None) -> Opening:
+        """The same for a lane whose other rows it does not choose for: drafters are told of all sequences."""
+        return Opening(OPEN_ALL.most_open, self._next_probed(decodes, choice))
 
     def settle(self, choice: Choice, decodes: "list[Sequence]", chunks: "Chunks", *, is_drafting: bool) -> None:
         """See `Choice.settle`."""
@@ -150,6 +140,19 @@ class LanePolicy:
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
         """See `Choice.observe`."""
         self._learner.observe(choice, round_, result, tell)
+
+    def _use_links(self, lane: "Lane") -> "list[DraftLink]":
+        """Those that may be asked, by whose drafters the step is priced."""
+        links = [link for link in lane.links if link.is_usable and link.slots]
+        self.cost.drafts = tuple([link.drafter.curve for link in links])
+        return links
+
+    def _next_probed(self, decodes: "list[Sequence]", choice: Choice | None) -> "list[DraftSlot]":
+        """Places that a probe is about to ask, so that their drafters must know all of them."""
+        if not self.policy.is_probe_near or (choice is not None and choice.request.num_drafts):
+            return []
+        places = [place for sequence in decodes if (place := sequence.draft_slot) is not None and place.is_open]
+        return least_judged(places, num_probed_rows(len(decodes)))
 
     def _shape(self, decodes: "list[Sequence]", chunks: "Chunks", num_drafting: Rows[int], *, leaves_run_ahead: bool) -> tuple[StepShape, int]:
         """The shape of a step that asks for no drafts, and how many sequences sample in it."""
@@ -180,10 +183,24 @@ class LanePolicy:
                 logger.info("%s: adaptive verification chooses K", self._label)
 
 
-def _shares(numbers: list[int], total: int) -> tuple[int, ...]:
-    """About how many of `total` decoding sequences are whose, where so many are open at each drafter; those that still prefill are open, too."""
+def _shares(links: "list[DraftLink]", total: int) -> tuple[int, ...]:
+    """About how many of `total` decoding sequences are whose; those that still prefill have places there, too."""
+    numbers = [len(link.slots) for link in links]
     num_open = sum(numbers)
     return tuple(numbers) if num_open <= total else tuple([-(-number * total // num_open) for number in numbers])
+
+
+def _most_drafts(links: "list[DraftLink]", most: int) -> int:
+    """Up to `most`, as far as any of them drafts."""
+    return min(most, max([link.drafter.max_drafts for link in links]))
+
+
+def _is_no_time_to_draft(lane: "Lane", decodes: "list[Sequence]", chunks: "Chunks") -> bool:
+    """Whether the batch still grows: what would pay for those that decode already would keep the others waiting. Or is about to end: leaving
+    run-ahead pays only over some steps."""
+    if chunks and 2 * sum([sequence.slot.is_prefilling for sequence in lane.running if sequence.slot is not None]) > len(lane.running):
+        return True
+    return not lane.is_lockstep and _is_ending(decodes)
 
 
 def _is_ending(sequences: "list[Sequence]") -> bool:
@@ -191,9 +208,9 @@ def _is_ending(sequences: "list[Sequence]") -> bool:
     return max([one.max_len - len(one.token_ids) for one in (sequences[0], sequences[-1])]) < _FEW_LEFT
 
 
-def _wait_ms(links: "list[DraftLink]", num_drafting: Rows[int], num_drafts: int) -> float:
-    """How long a step may wait for so many drafts of each sequence."""
-    return 1000 * max([link.drafter.wait_s(num_drafts, number) for link, number in zip(links, num_drafting, strict=True)])
+def _wait_ms(links: "list[DraftLink]", num_drafting: Rows[int], num_drafts: int, num_sequences: int) -> float:
+    """How long a step may wait for so many drafts of each of so many sequences, whose drafter any may be."""
+    return 1000 * max([link.drafter.wait_s(num_drafts, min(number, num_sequences)) for link, number in zip(links, num_drafting, strict=True)])
 
 
 def _count_grades(decodes: "list[Sequence]") -> Ints:

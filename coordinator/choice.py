@@ -1,6 +1,5 @@
 """One step's choices under adaptive verification, from its plan to its commit; coordinator/adaptive.py makes them."""
 
-import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
@@ -65,11 +64,6 @@ class Choice:
     kept: Kept | None = None
     num_offered: int = 0
     budget: int = 0
-
-    @property
-    def num_probed(self) -> int:
-        """Sequences that a probe which stands alone asks."""
-        return self.request.num_asked[0] if self.request.num_asked else sys.maxsize
 
     def num_drafts(self, place: "DraftSlot") -> int:
         """How many drafts a sequence is asked for: as many as others of its grade, now and then as many as any."""

@@ -60,16 +60,16 @@ def count_drafts(
         own = mixed.adaptive_rows(lane, decodes)
         rows, around = mixed.beside(decodes, own, ceilings, plain_chunks())
         choice = policy.choose(lane, rows, around, canary_k if lane.is_canary_adaptive else base_k)
-        opening = policy.opening_beside(rows)
         num_drafts = _rows_drafts(lane, decodes, k, None)
         if choice is not None:
             for row, number in zip(own, _rows_drafts(lane, rows, choice.request.num_drafts, choice), strict=True):
                 num_drafts[row] = number
+        opening = policy.opening_beside(rows, choice)
     else:
-        choice = policy.choose(lane, decodes, plain_chunks(), k)
-        opening = policy.opening(lane, choice, k)
+        choice, ceiling = policy.choose(lane, decodes, plain_chunks(), k), k
         k = k if choice is None else choice.request.num_drafts
         num_drafts = _rows_drafts(lane, decodes, k, choice)
+        opening = policy.opening(lane, decodes, choice, ceiling)
     if ceilings:
         num_drafts = list(map(min, num_drafts, ceilings))
     return DraftCounts(num_drafts, k, opening, choice, is_mixed)
@@ -81,7 +81,7 @@ def _rows_drafts(lane: "Lane", decodes: "list[Sequence]", k: int, choice: "Choic
     if not k or not any(link.is_usable for link in lane.links):
         return [0] * len(decodes)
     num_drafts, next_round = [], lane.next_round
-    probed = None if choice is None or not choice.request.is_lone else set(_probed(decodes, choice.num_probed))
+    probed = None if choice is None or not choice.request.is_lone else set(_probed(decodes, choice.request.num_asked[0]))
     graded = choice if choice is not None and choice.request.by_grade else None
     for sequence in decodes:
         place = sequence.draft_slot

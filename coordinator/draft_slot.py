@@ -3,7 +3,7 @@
 import heapq
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,8 +84,8 @@ class DraftSlot:
 
     @property
     def is_in_step(self) -> bool:
-        """Its drafter knows nearly all of the sequence."""
-        return self.is_open and len(self.sequence.token_ids) - self.num_sent_tokens <= _IN_STEP
+        """Its drafter can be asked, and knows nearly all of the sequence."""
+        return self.is_open and self.link.is_usable and len(self.sequence.token_ids) - self.num_sent_tokens <= _IN_STEP
 
     def take_commit(self) -> DraftCommit:
         """What the sequence has got since its drafter was told of it: one token at least."""
@@ -123,25 +123,23 @@ class Opening(NamedTuple):
 
     Args:
         most_open: that it may know of, all in all.
-        num_in_step: of those that it knows, which it is told all of; those first whose drafts were judged least lately.
-        among: these alone, also while others are asked for drafts; None = of all, unless some are.
+        in_step: of those that it knows, which it is told all of.
     """
 
     most_open: int
-    num_in_step: int = 0
-    among: frozenset[DraftSlot] | None = None
+    in_step: Collection[DraftSlot] = ()
 
 
 OPEN_ALL, OPEN_NONE = Opening(sys.maxsize), Opening(0)
 
 
 def least_judged(places: Iterable[DraftSlot], number: int) -> list[DraftSlot]:
-    """So many of them whose grades are oldest."""
-    return heapq.nsmallest(number, places, key=_graded_step)
+    """So many of them whose grades are oldest; those last that were catching up when they were asked: they may be for long."""
+    return heapq.nsmallest(number, places, key=_last_judged)
 
 
-def _graded_step(place: DraftSlot) -> int:
-    return place.graded_step
+def _last_judged(place: DraftSlot) -> tuple[int, int]:
+    return place.num_waits, place.graded_step
 
 
 def take_opens(waiting: dict[DraftSlot, None], most: int, max_tokens: int) -> list[DraftOpen]:

@@ -11,7 +11,7 @@ from specwire.messages import DraftCommit, DraftOpen, DraftResult, DraftRound, D
 from .asked_round import AskedRound
 from .backoff import Backoff
 from .countdown import Countdown
-from .draft_slot import DraftSlot, Opening, least_judged, take_opens
+from .draft_slot import DraftSlot, Opening, take_opens
 from .features import list_features, take_handles
 from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time, greet
 from .replies import take_rows
@@ -105,21 +105,17 @@ class DraftLink:
         self.lane.pins.may_pin = self.lane.pins.may_pin or makes_room
 
     @property
-    def num_unopened(self) -> int:
-        """Slots that the drafter has not been told of."""
-        return len(self._unopened)
-
-    @property
-    def num_opened(self) -> int:
-        """Slots that it has been told of."""
-        return len(self.slots) - len(self._unopened)
+    def has_unopened(self) -> bool:
+        """There are slots that the drafter has not been told of."""
+        return bool(self._unopened)
 
     def has_mail(self, opening: Opening) -> bool:
         """Whether `post` would send something even if nothing is asked."""
         return self.is_usable and bool(self._closes or (opening.most_open and (self._num_opens(opening) or any(one.is_open for one in self.untold))))
 
     def _num_opens(self, opening: Opening) -> int:
-        return min(self.num_unopened, max(0, opening.most_open - self.num_opened))
+        num_unopened = len(self._unopened)
+        return min(num_unopened, max(0, opening.most_open - (len(self.slots) - num_unopened)))
 
     def post(self, countdown: Countdown, opening: Opening) -> None:
         """Sends closes, opens, what the asked sequences have got since, and the asks; counts an answer that is due."""
@@ -129,11 +125,7 @@ class DraftLink:
         opens: list[DraftOpen] = []
         if self._unopened and (num_opens := self._num_opens(opening)):
             opens = take_opens(self._unopened, num_opens, self.lane.max_num_batched_tokens)
-        commits: list[DraftCommit] = []
-        if opening.num_in_step and (opening.among is not None or not asks):
-            places = [place for place in self.slots.values() if place.is_open and (opening.among is None or place in opening.among)]
-            kept = least_judged(places, opening.num_in_step)
-            commits = [place.take_commit() for place in kept if not place.is_in_step]
+        commits: list[DraftCommit] = [place.take_commit() for place in opening.in_step if place.link is self and not place.is_in_step]
         rows: list[DraftRow] = []
         most_drafts = 0
         round_ = self._round = self._round + 1

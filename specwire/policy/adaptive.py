@@ -2,9 +2,9 @@
 
 How a lane's step uses it. `shape` is the step without drafts (specwire.policy.cost.StepShape); rows are the step's decode rows, in one order:
 
-    plan     request = policy.choose_request(step, shape, num_sampling, most, count_grades)    most: the ceiling by K, schedule and the round's
-             token limit. Plans may come to nothing (rounds in flight must be answered before there can be drafts): asked again for the same step,
-             it stays. Each row is asked for min(request.by_grade[its grade], what its request, its length and its drafter allow)
+    plan     request = policy.choose_request(step, shape, num_sampling, most, count_grades, room)    most: the ceiling by K, schedule and the
+             round's token limit. Plans may come to nothing (rounds in flight must be answered before there can be drafts): asked again for the same
+             step, it stays. Each row is asked for min(request.by_grade[its grade], what its request, its length and its drafter allow)
     propose
     trim     kept = policy.choose_kept(request, scores, num_offered, groups, shape, num_sampling)    by row: what came, and its kind. A row's drafts
              are cut to kept.num_kept[row]; now and then, sequences get new grades from kept.survival (specwire.policy.grades)
@@ -34,7 +34,7 @@ from specwire.policy.probes import probed_rows
 from specwire.policy.request import PolicyCounters, RequestPlanner
 from specwire.policy.step_plan import DraftRequest, ProbeRoom
 
-_ALL_READY = ProbeRoom(lambda num_drafts: 0.0, lambda: True)
+_ALL_READY = ProbeRoom(lambda num_drafts, num_sequences: 0.0, lambda: True)
 _LONE_TRIALS = 16.0
 """What a probe that nothing is drafted beside leaves of older observations of its bins."""
 _MAX_SURPRISE = 2.0

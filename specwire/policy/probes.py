@@ -30,6 +30,8 @@ _MAX_SURCHARGE = 8.0
 _SURCHARGE_BLEND = 0.5
 MIN_PROBE_LOSS = 0.2
 """Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
+_MIN_LOST = 0.2
+"""Share of what was expected that it has lost at least, whatever the clock says of it."""
 _MAX_LOANS = 4
 _LOAN_SHARE = 0.5
 """Most loans, as a share of all credit that was ever earned: a lane that has not worked for long gets less."""
@@ -100,7 +102,7 @@ class Probes:
         self._is_answered = is_answered
         if not self._expected_ms:
             return
-        lost_ms = max(lost_ms, MIN_PROBE_LOSS * self._expected_ms)
+        lost_ms = max(lost_ms, _MIN_LOST * self._expected_ms)
         self._credit_ms += self._taken_ms - lost_ms
         if is_answered:
             times = min(max(lost_ms / self._expected_ms, 1.0), _MAX_SURCHARGE)

@@ -12,7 +12,7 @@ from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.forecast import SurvivalForecast
 from specwire.policy.grades import NUM_GRADES
 from specwire.policy.probes import MIN_PROBE_LOSS, PLAIN_STEPS, PlainSpells, Probes, num_probed_rows
-from specwire.policy.step_plan import MEASURED, DraftRequest, ProbeRoom, StepPlan, are_close, request_of
+from specwire.policy.step_plan import MEASURED, NO_REQUEST, DraftRequest, ProbeRoom, StepPlan, are_close, cap_request, request_of
 
 _REPLAN_STEPS = 12
 """A choice holds for so many steps, if what is drafted for and computed stays about the same."""
@@ -86,7 +86,7 @@ class RequestPlanner:
         # Running means of drafting steps: tokens a row beyond what their time is worth, and how many more were promised.
         self._gained, self._missed = 0.0, 0.0
         self._step = -1
-        self._request = DraftRequest(0)
+        self._request = NO_REQUEST
 
     def choose(
         self, step: int, shape: StepShape, num_sampling: int, most_drafts: int, count_grades: Callable[[], Ints], room: ProbeRoom
@@ -95,8 +95,7 @@ class RequestPlanner:
         num_drafting = sum(shape.num_drafting)
         most = min(most_drafts, self._forecast.num_positions) if num_drafting else 0
         if step == self._step:
-            request = self._request
-            return request if request.num_drafts <= most else DraftRequest(most, request.is_probe, request.fallback)
+            return cap_request(self._request, most)
         self._step = step
         self._forecast.age()
         self._request = self._choose(shape, num_sampling, most, count_grades, room)
@@ -132,7 +131,7 @@ class RequestPlanner:
             self._counters.num_fallbacks += 1
             return DraftRequest(most, fallback=fallback)
         if not most:
-            return DraftRequest(0)
+            return NO_REQUEST
         plan = self._plan(shape, num_sampling, most, count_grades, room)
         self._note_stay(plan.request.num_drafts > 0)
         if not plan.request.num_drafts:
@@ -163,7 +162,7 @@ class RequestPlanner:
             self._replan(plan, shape, num_sampling, np.rint(counts * (num_drafting / max(1, int(counts.sum())))).astype(np.int64))
             if plan.probe.is_lone:
                 priced = shape._replace(num_requested=plan.probe.num_drafts, num_asked=plan.probe.num_asked)
-                wait_ms = room.wait_ms(plan.probe.num_drafts) - self._cost.slowest_draft_ms(priced)
+                wait_ms = room.wait_ms(plan.probe.num_drafts, plan.probe.num_asked[0]) - self._cost.slowest_draft_ms(priced)
                 plan.probe_wait_ms = _LATE_SHARE * min(max(0.0, wait_ms), _MOST_WAIT_STEPS * plan.step_ms)
         return plan
 

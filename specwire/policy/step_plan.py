@@ -35,11 +35,11 @@ class ProbeRoom(NamedTuple):
     """What probes depend on.
 
     Args:
-        wait_ms: how long a step may wait for so many drafts of each sequence.
+        wait_ms: how long a step may wait for so many drafts, of each of so many sequences.
         is_ready: whether drafters are in step with some sequence that could be asked for.
     """
 
-    wait_ms: Callable[[int], float]
+    wait_ms: Callable[[int, int], float]
     is_ready: Callable[[], bool]
 
 
@@ -87,6 +87,15 @@ def request_of(option: Ints, num_by_grade: Ints) -> DraftRequest:
         return DraftRequest(most)
     num_asked = (option > np.arange(most)[:, None]) @ num_by_grade
     return DraftRequest(most, by_grade=tuple(option.tolist()), num_asked=tuple(num_asked.tolist()))
+
+
+def cap_request(request: DraftRequest, most: int) -> DraftRequest:
+    """The same with at most so many drafts of a sequence."""
+    if request.num_drafts <= most:
+        return request
+    if not most:
+        return NO_REQUEST._replace(fallback=request.fallback)
+    return request._replace(num_drafts=most, by_grade=tuple([min(k, most) for k in request.by_grade]), num_asked=request.num_asked[:most])
 
 
 def are_close(numbers: tuple[int, ...], others: tuple[int, ...]) -> bool:

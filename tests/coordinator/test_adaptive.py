@@ -62,7 +62,9 @@ async def test_whatever_is_asked_for_and_kept(seed: int, scores: str, monkeypatc
         choices = random.Random(seed << 20 | step)
         number = min(most, choices.choice((0, 0, 1, 3, K)))
         by_grade = (number, *(choices.randint(0, number) for _ in range(NUM_GRADES - 1)))
-        return DraftRequest(number, is_probe=rng.random() < 0.2, by_grade=choices.choice(((), by_grade)), is_lone=rng.random() < 0.1)
+        if number and rng.random() < 0.1:
+            return DraftRequest(number, is_probe=True, is_lone=True, num_asked=(rng.randint(1, 8),) * number)
+        return DraftRequest(number, is_probe=rng.random() < 0.2, by_grade=choices.choice(((), by_grade)))
 
     def delay_s(message: object) -> float:
         return 0.03 if rng.random() < 0.05 else 0.0

@@ -11,8 +11,8 @@ from specwire.policy.calibration import Calibrator
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import DraftCurve, VerifyCurve
 from specwire.policy.grades import UNKNOWN
-from specwire.policy.probes import PLAIN_STEPS
-from specwire.policy.step_plan import DraftRequest
+from specwire.policy.probes import PLAIN_STEPS, num_probed_rows
+from specwire.policy.step_plan import DraftRequest, ProbeRoom, cap_request
 from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, keep, mixed, observe, shape_of, uniform
 
 NAN = float("nan")
@@ -68,6 +68,32 @@ def test_the_ceiling_holds_for_probes_too(most: int) -> None:
     policy = SimulatedLane.make(BLOCK).policy
     asked = {policy.choose_request(step, shape_of(8), 8, most).num_drafts for step in range(50)}
     assert max(asked) <= most
+
+
+def test_a_lone_probe_whose_ceiling_comes_down_still_asks_few() -> None:
+    """And it waits for those only."""
+    waits, policy = [], SimulatedLane.make(MODEL, seed=6).policy
+
+    def wait_ms(num_drafts: int, num_sequences: int) -> float:
+        waits.append((num_drafts, num_sequences))
+        return 0.0
+
+    room = ProbeRoom(wait_ms, lambda: True)
+    steps = iter(range(1000))
+    while not (request := policy.choose_request(step := next(steps), shape_of(128), 128, K_MAX, room=room)).is_lone:
+        assert not request.num_drafts
+    assert request.num_drafts > 1
+    assert waits[-1] == (request.num_drafts, num_probed_rows(128))
+    assert policy.choose_request(step, shape_of(128), 128, 1, room=room) == request._replace(num_drafts=1, num_asked=(num_probed_rows(128),))
+    assert policy.choose_request(step, shape_of(128), 128, 0, room=room) == DraftRequest(0)
+    assert policy.choose_request(step, shape_of(128), 128, K_MAX, room=room) == request
+
+
+def test_no_grade_is_asked_for_more_than_the_ceiling() -> None:
+    request = DraftRequest(5, by_grade=(5, 0, 2, 3, 5), num_asked=(8, 8, 7, 4, 4))
+    assert cap_request(request, 5) is request
+    assert cap_request(request, 2) == DraftRequest(2, by_grade=(2, 0, 2, 2, 2), num_asked=(8, 8))
+    assert cap_request(DraftRequest(5, fallback="no table"), 0) == DraftRequest(0, fallback="no table")
 
 
 @pytest.mark.parametrize(("num_rows", "num_probed"), [(1, 1), (3, 3), (7, 4), (16, 4), (100, 7)])
