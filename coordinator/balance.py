@@ -80,8 +80,8 @@ class Balancer:
         if len(drafters) < 2:
             return
         source = max(drafters, key=lambda drafter: drafter.num_open)
-        # One that is full, or too small for what runs, has all that it can have.
-        others = [drafter for drafter in drafters if drafter is not source and any(_pins(source, drafter))]
+        # One that is full, or too small for what runs, has all that it can have; one that is late for some lane has no time for more.
+        others = [drafter for drafter in drafters if drafter is not source and not drafter.is_late and any(_pins(source, drafter))]
         if not self._drafters.is_uneven([drafter.num_open for drafter in (source, *others)]):
             return
         budget, num_moved = self._budget, 0

@@ -60,6 +60,11 @@ class Drafter:
     def is_connected(self) -> bool:
         return any(link.is_connected for link in self.links)
 
+    @property
+    def is_late(self) -> bool:
+        """Some lane waits for it."""
+        return any(link.is_late for link in self.links)
+
     def accept(self, engine: EngineDescription, description: ServiceDescription, others: "Iterable[Drafter]") -> None:
         """Takes over its capacities.
 

@@ -128,7 +128,7 @@ def _drafter(drafter: "Drafter", links: "list[DraftLink]", metrics: Metrics) -> 
         method="" if description is None else description.method,
         model_id="" if description is None else description.model_id,
         is_connected=any(link.is_connected for link in links),
-        is_late=any(link.is_late for link in links),
+        is_late=drafter.is_late,
         is_draining=any(link.is_draining for link in links),
         num_open=drafter.num_open,
         max_num_seqs=0 if drafter.max_num_seqs == sys.maxsize else drafter.max_num_seqs,

@@ -95,6 +95,29 @@ async def test_what_moves_is_bounded_and_short(monkeypatch: pytest.MonkeyPatch) 
         assert cluster.engine.counters.num_moves == 4
 
 
+async def test_nothing_moves_to_a_drafter_that_hangs_for_another_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "_INTERVAL_S", 3600)
+    hangs = [False]
+    drafters = [
+        DrafterScript(max_model_len=4000),
+        DrafterScript(delay_s=lambda message: 30.0 if hangs[0] and message.rows else 0.0, max_model_len=4000),
+    ]
+    async with Cluster([VerifierScript(max_model_len=4000, num_blocks=20_000, delay_s=0.002)] * 2, drafters) as cluster:
+        await cluster.all_there()
+        running = [cluster.submit([5, 6, 7 + seed], seed=seed, max_tokens=3900) for seed in range(12)]
+        first, second = cluster.engine.lanes
+        await cluster.until(lambda: [len(link.slots) for lane in (first, second) for link in lane.links] == [6, 0, 0, 6])
+        hangs[0] = True
+        await cluster.until(lambda: [len(link.slots) for lane in (first, second) for link in lane.links] == [6, 0, 6, 0])
+        assert first.links[1].is_usable, "the lane that has not asked it does not know"
+        balancer = Balancer(cluster.engine._admission)
+        for _ in range(5):
+            balancer.look()
+        assert cluster.engine.counters.num_drafter_moves == 0
+        for request in running:
+            request.handle.cancel()
+
+
 async def test_a_look_at_an_even_fleet_asks_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody steps meanwhile: for each drafter one sequence that it could take is enough, however many lanes and sequences there are."""
     monkeypatch.setattr(balance, "_INTERVAL_S", 3600)
