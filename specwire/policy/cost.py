@@ -122,12 +122,9 @@ class StepCost:
         verify_ms, hop_ms = self._verify_ms(shape), self.hops.ms(shape.num_rows, 1)
         return max(verify_ms, hop_ms) if self._runs_ahead else verify_ms + hop_ms
 
-    def budgets_ms(self, most: int, shape: StepShape) -> FloatArray:
-        """Milliseconds [most + 1] of a step in lockstep for each number of verified drafts up to `most`, without a bubble: as `step_ms`, sooner."""
-        return self.clock.in_lockstep(self.budgets_parts_ms(most, shape), shape.num_tokens)
-
     def budgets_parts_ms(self, most: int, shape: StepShape) -> FloatArray:
-        """The same without the factors by the clock."""
+        """Milliseconds [most + 1] of a step in lockstep for each number of verified drafts up to `most`, without a bubble and without the factors by
+        the clock (`StepClock.in_lockstep`): as `step_ms`, sooner."""
         ms = self.verify.ms_from(shape.num_tokens, most, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
         ms += self.hops.ms(shape.num_rows, 2) + self.slowest_draft_ms(shape)
         return ms

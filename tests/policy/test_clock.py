@@ -86,7 +86,7 @@ def test_a_hiccup_moves_little() -> None:
 def test_prices_are_multiplied() -> None:
     cost, shape, drafting = StepCost.from_tables(VERIFY, BLOCK), shape_of(16), shape_of(16, k=3)
     budgets = np.arange(49)
-    before = cost.step_ms(budgets, drafting), cost.step_ms(budgets[:1], shape), cost.plain_ms(shape), cost.budgets_ms(48, drafting)
+    before = cost.step_ms(budgets, drafting), cost.step_ms(budgets[:1], shape), cost.plain_ms(shape)
     asked = np.array([[16, 16, 16]])
     np.testing.assert_allclose(cost.lockstep_ms(budgets, asked, shape)[0], before[0])
     np.testing.assert_allclose(cost.lockstep_parts_ms(48, shape, float(cost.draft_ms(asked, shape)[0])), (before[0][-1], before[0][0]))
@@ -96,7 +96,7 @@ def test_prices_are_multiplied() -> None:
     assert (ahead, lockstep[0]) == pytest.approx((1.2, 1.5), rel=0.01)
     longer = before[0] + before[0][0] * (lockstep - 1.0)
     np.testing.assert_allclose(cost.step_ms(budgets, drafting), longer)
-    np.testing.assert_allclose(cost.budgets_ms(48, drafting), longer)
+    np.testing.assert_allclose(cost.clock.in_lockstep(cost.budgets_parts_ms(48, drafting), drafting.num_tokens), longer)
     np.testing.assert_allclose(cost.lockstep_ms(budgets, asked, shape)[0], longer)
     assert cost.step_ms(budgets[:1], shape)[0] == pytest.approx(before[1][0] * ahead)
     assert cost.plain_ms(shape) == pytest.approx(before[2] * ahead)
