@@ -1,5 +1,7 @@
 """The playground: its files, what the API gives it, and the page itself in a headless browser."""
 
+import asyncio
+import contextlib
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -205,6 +207,50 @@ async def test_refusals_are_shown(socket_dir: Path, keys: File, browser: Browser
         await page.fill("#prompt", "Hello")
         await page.press("#prompt", "Enter")
         await expect(page.locator(".message.assistant .error").nth(1)).to_contain_text("max_tokens is -1")
+
+
+@contextlib.asynccontextmanager
+async def second_address(port: int) -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
+    """Another address of a service, and the connections to it, which can be broken."""
+    browsers: list[asyncio.StreamWriter] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        browsers.append(writer)
+        service_reader, service_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, service_writer), copy(service_reader, writer))
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", browsers
+
+
+async def test_a_lost_service_is_named(socket_dir: Path, browser: Browser) -> None:
+    async with http_served(socket_dir, verifier={"delay_s": 0.02}) as served:
+        async with second_address(served.port) as (url, connections):
+            page, _ = await open_page(browser, url)
+            await expect(page.locator("#health")).to_have_text("ready")
+            await page.fill("#prompt", "Go on.")
+            await page.press("#prompt", "Enter")
+            await expect(page.locator(".message.assistant .tok").nth(3)).to_be_visible()
+            for connection in connections:
+                connection.transport.abort()
+            await expect(page.locator(".message.assistant .error")).to_contain_text("the connection to the service broke")
+            await served.until_idle()
+        for connection in connections:
+            connection.transport.abort()
+        await expect(page.locator("#away")).to_contain_text("the service can't be reached")
+        await expect(page.locator("#away")).to_contain_text(f"is {url.removeprefix('http://')} still running?")
+        await expect(page.locator("#health")).to_have_text("not reached")
+        await page.fill("#prompt", "Hello")
+        await page.press("#prompt", "Enter")
+        await expect(page.locator(".message.assistant .error").nth(1)).to_contain_text("the service can't be reached")
 
 
 async def test_fits_narrow_screens_and_themes(served: Served, browser: Browser) -> None:

@@ -7,6 +7,19 @@ function headers() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
+// Of a lost connection browsers say no more than "Failed to fetch" or "network error", as a TypeError.
+async function say(lost, promise) {
+  try {
+    return await promise;
+  } catch (error) {
+    throw error instanceof TypeError ? new Error(`${lost} (${error.message}); is ${location.host} still running?`) : error;
+  }
+}
+
+function call(path, options) {
+  return say("the service can't be reached", fetch(path, options));
+}
+
 async function check(response) {
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
@@ -16,14 +29,14 @@ async function check(response) {
 }
 
 export async function fetchStatus() {
-  const response = await fetch("specwire/status", { headers: headers(), signal: AbortSignal.timeout(10_000) });
+  const response = await call("specwire/status", { headers: headers(), signal: AbortSignal.timeout(10_000) });
   return (await check(response)).json();
 }
 
 // The events of a chat completion, one object each. Throws an Error for a refusal, and for a stream that fails in the middle.
 export async function* streamChat(body, signal) {
   const response = await check(
-    await fetch("v1/chat/completions", {
+    await call("v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json", ...headers() },
       body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, return_token_origins: true }),
@@ -33,7 +46,7 @@ export async function* streamChat(body, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   while (true) {
-    const { value, done } = await reader.read();
+    const { value, done } = await say("the connection to the service broke", reader.read());
     if (done) throw new Error("the stream ended before its end");
     const events = (rest + value).split("\n\n");
     rest = events.pop();

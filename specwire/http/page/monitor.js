@@ -25,6 +25,7 @@ async function look() {
   } catch (error) {
     const remedy = error.status === 401 ? "; enter an API key in the settings" : "";
     setBadge(find("health"), error.status === 401 ? "no API key" : "not reached", "bad");
+    find("health").title = "";
     find("away").textContent = `No numbers: ${error.message}${remedy}`;
     find("away").hidden = false;
   }
