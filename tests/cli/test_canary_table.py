@@ -1,4 +1,4 @@
-"""What `specwire canary` shows of base and canary, and that it says so where there is no coordinator."""
+"""What `specwire canary` shows of base and canary, and what it says without a coordinator and of wrong arguments."""
 
 import io
 
@@ -43,3 +43,10 @@ def test_without_a_coordinator_it_says_how_to_start_one(arguments: list[str]) ->
     assert (result.exit_code, result.stdout) == (1, "")
     assert "127.0.0.1:1" in result.stderr
     assert "(`specwire up` starts one on this machine, --address names another)" in result.stderr
+
+
+@pytest.mark.parametrize(("config", "message"), [("k=3", "is no JSON"), ('{"num_speculative_token": 3}', "did you mean 'num_speculative_tokens'?")])
+def test_what_is_no_configuration_is_a_wrong_argument(config: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["canary", "start", config, "--address", "127.0.0.1:1"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr

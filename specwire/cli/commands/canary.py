@@ -28,6 +28,10 @@ def start(
     json: Json = False,
 ) -> None:
     """Begin a canary."""
+    from specwire.speculative_config import read_keys
+
+    with exit_on_error(2):
+        read_keys(config)
     _change("START", connection, percent=percent, config=config, json=json)
 
 
