@@ -5,12 +5,55 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 logger = logging.getLogger(__name__)
 
 _HEADERS_S = 30.0
 """What a client may take until the headers of a request are there: whoever says nothing, or a byte at a time, holds a descriptor."""
+
+
+class Parser:
+    """The library's parser, for a server that speaks HTTP/1.1 alone: a request that asks for another protocol is one like others, body included,
+    which the library leaves to whoever takes the connection over. Java's client asks for HTTP/2 so, and curl --http2.
+
+    Args:
+        connection: gets what is parsed; it ignores the head of a request while `is_asked_to_upgrade`, which then comes again without the wish.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._begin()
+
+    def feed_data(self, data: bytes) -> None:
+        """Raises httptools' errors."""
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self.is_asked_to_upgrade:
+                    raise httptools.HttpParserError("CONNECT is for proxies") from None
+                data = self._head() + data[upgrade.args[0] :]
+            self._begin()
+
+    @property
+    def is_asked_to_upgrade(self) -> bool:
+        """By the request whose head was parsed last; CONNECT is no wish, and refused."""
+        return bool(self._parser.should_upgrade()) and self._parser.get_method() != b"CONNECT"
+
+    def _begin(self) -> None:
+        parser = self._parser = httptools.HttpRequestParser(self._connection)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own one
+        self.get_method, self.get_http_version = parser.get_method, parser.get_http_version
+        self.should_keep_alive, self.should_upgrade = parser.should_keep_alive, parser.should_upgrade
+
+    def _head(self) -> bytes:
+        """Of the request whose head was parsed last, without its wish."""
+        first = b"%b %b HTTP/%b" % (self.get_method(), self._connection.url, self.get_http_version().encode())
+        lines = [name + b": " + value for name, value in self._connection.headers if name != b"upgrade"]
+        return b"\r\n".join([first, *lines, b"", b""])
 
 
 class Connection(HttpToolsProtocol):
@@ -24,6 +67,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *, stall_s: float, on_stall: Callable[[], None], **others: Any) -> None:
         super().__init__(**others)
+        self.parser: Parser = Parser(self)  # type: ignore[assignment]
         self._stall_s = stall_s
         self._on_stall = on_stall
         self._stalled: asyncio.TimerHandle | None = None
@@ -42,6 +86,8 @@ class Connection(HttpToolsProtocol):
             self._wait_for_headers()
 
     def on_headers_complete(self) -> None:
+        if self.parser.is_asked_to_upgrade:
+            return
         self._stop_asking()
         super().on_headers_complete()
         self._heard_at = self.loop.time()
@@ -52,6 +98,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.is_asked_to_upgrade:
+            return
         self._stop_sending()
         super().on_message_complete()
 
@@ -103,10 +151,6 @@ class Connection(HttpToolsProtocol):
         logger.warning("the connection of %s is cut: it has sent nothing of the rest of a request for %g s", self.client, self._stall_s)
         self._on_stall()
         self.transport.abort()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Uvicorn's would have the reader install what is not wanted here."""
-        logger.debug("%s asks for another protocol than HTTP/1.1; it is answered in that", self.client)
 
     def _give_up(self) -> None:
         logger.info("the connection of %s is cut: it has sent no whole request within %g s", self.client, _HEADERS_S)

@@ -2,7 +2,9 @@
 
 import asyncio
 import gzip
+import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import openai
@@ -110,6 +112,7 @@ async def test_requests_that_are_none(socket_dir: Path, caplog: pytest.LogCaptur
         )
         upgrade = await served.get("/health", connection="close, upgrade", upgrade="websocket")
         assert (upgrade.status, caplog.text.count("websockets")) == (200, 0)
+        assert (await served.call("CONNECT", "x:80")).status == 400
         large = json.dumps({"prompt": "a" * (1 << 20)}).encode()
         assert (await served.post("/v1/completions", large)).status == 413
         chunked = (
@@ -215,3 +218,28 @@ async def test_without_a_tokenizer(socket_dir: Path) -> None:
             assert (answer.status, answer.json["error"]["param"]) == (400, param)
         assert (await served.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "return_token_ids": True})).status == 400
         assert (await served.post("/tokenize", {"prompt": "a"})).status == 400
+
+
+@pytest.mark.parametrize("cuts", [(), (40,), (90, 150), range(1, 400, 7)])
+async def test_who_would_rather_have_another_protocol_gets_the_same_answers(socket_dir: Path, cuts: Iterable[int]) -> None:
+    """As Java's client asks for HTTP/2; whatever parts its requests come in, one after the other."""
+    body = json.dumps({"prompt": "a", "max_tokens": 5, "seed": 1}).encode()
+    wish = {"upgrade": "h2c", "http2_settings": "AAEAAEAAAAIAAAAB"}
+    async with http_served(socket_dir) as served:
+        plain = await served.post("/v1/completions", body)
+        post = request("POST", "/v1/completions", body, content_type="application/json", connection="Upgrade, HTTP2-Settings", **wish)
+        chunked = post.replace(b"content-length: %d" % len(body), b"transfer-encoding: chunked").removesuffix(body)
+        chunked += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        last = request("GET", "/health", connection="close, Upgrade", **wish)
+        everything = post + chunked + post + last
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        for start, end in itertools.pairwise([0, *cuts, len(everything)]):
+            writer.write(everything[start:end])
+            await writer.drain()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            answers = await reader.read()
+        writer.close()
+        text = json.dumps(plain.json["choices"][0]["text"]).encode()
+        assert (answers.count(b"HTTP/1.1 200"), answers.count(b'"text":' + text)) == (4, 3), answers
+        await served.until_idle()
