@@ -85,7 +85,8 @@ class Target:
         """Brings `speculation` up to date."""
         engine = self._admission.description
         assert engine is not None, "speculation is described once a verifier is known"
-        in_effect = dataclasses.replace(self._config, speculative_config=self._admission.variants.speculative)
+        # Without the canary of the start: once that is promoted, it is no other configuration any more.
+        in_effect = dataclasses.replace(self._config, speculative_config=self._admission.variants.speculative, canary_config="")
         self.speculation = tuple(effective_speculation(in_effect, engine))
 
     async def stop(self) -> None:

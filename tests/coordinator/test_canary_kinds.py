@@ -132,5 +132,10 @@ async def test_from_the_coordinators_start() -> None:
         running = [submit(cluster, variant, seed, 400) for seed in range(4) for variant in (BASE, CANARY)]
         await asyncio.gather(*[each.check() for each in running])
         assert rates(running) == [0.0, 1.0] * 4
+        cluster.engine.set_canary(PROMOTE, 0.0, "")
+        running = [submit(cluster, "", seed, 400) for seed in range(4)]
+        await asyncio.gather(*[each.check() for each in running])
+        assert rates(running) == [1.0] * 4
+        assert {setting.key: setting.value for setting in cluster.engine.speculation}["method"] == "suffix"
     with pytest.raises(FailedPreconditionError, match="half_batches_from is 2"):
         await Cluster([VERIFIER], [drafter()], k=4, half_batches_from=2, canary_config=config).__aenter__()
