@@ -11,6 +11,8 @@ from specwire.messages import DraftCommit, DraftOpen
 from specwire.policy.grades import UNKNOWN
 from specwire.proposals import RowProposals
 
+from .features import list_features
+
 if TYPE_CHECKING:
     from .link import DraftLink
     from .sequence import Sequence
@@ -103,6 +105,7 @@ class DraftSlot:
         sequence = self.sequence
         message = sequence.request.message
         self.is_open = True
+        list_features(self)
         self.num_sent_tokens = len(sequence.token_ids)
         return DraftOpen(
             slot=self.index,

@@ -46,28 +46,25 @@ def note_features(round_: "Round", handles: Iterable[FeatureHandle]) -> None:
         features.block_ids += handle.new_block_ids
         features.num_positions = max(features.num_positions, handle.first_position + handle.num_positions)
         sequence = slot.sequence
-        if sequence.slot is slot and sequence.draft_slot is not None:
+        if sequence.slot is slot and sequence.draft_slot is not None and sequence.draft_slot.is_open:
             list_features(sequence.draft_slot)
 
 
 def list_features(place: "DraftSlot") -> None:
-    """Its drafter is told with the next message of what it has not heard yet, if it needs features."""
+    """Its drafter, which knows of it, is told with the next message of what it has not heard yet, if it needs features."""
     if place.link.drafter.needs_features:
         place.link.untold[place] = None
 
 
 def take_handles(untold: "dict[DraftSlot, None]", live: "dict[int, DraftSlot]", lane: "Lane") -> list[FeatureHandle]:
-    """Handles for the drafter of what is listed, as far as its slots are open and their sequences have a verifier; the rest stays listed, or is
-    listed anew with what comes next."""
+    """Handles for the drafter of what is listed, as far as its slots are live and their sequences have a verifier; the rest is listed anew with
+    what comes next."""
     handles = []
-    for place in list(untold):
-        if live.get(place.index) is not place:
-            del untold[place]
-        elif place.is_open:
-            del untold[place]
-            slot = place.sequence.slot
-            if slot is not None and slot.features is not None and not slot.is_closed:
-                handles.append(_handle(place, slot, slot.features, lane))
+    for place in untold:
+        slot = place.sequence.slot
+        if live.get(place.index) is place and slot is not None and slot.features is not None and not slot.is_closed:
+            handles.append(_handle(place, slot, slot.features, lane))
+    untold.clear()
     return handles
 
 

@@ -12,7 +12,7 @@ from .asked_round import AskedRound
 from .backoff import Backoff
 from .countdown import Countdown
 from .draft_slot import DraftSlot, Opening, take_opens
-from .features import list_features, take_handles
+from .features import take_handles
 from .peers import DrafterFactory, DrafterPeer, DraftStream, answer_in_time, greet
 from .replies import take_rows
 
@@ -90,7 +90,6 @@ class DraftLink:
         self.slots[index] = sequence.draft_slot = place
         self._unopened[place] = None
         self.drafter.num_open += 1
-        list_features(place)
 
     def close_slot(self, place: DraftSlot, *, makes_room: bool = True) -> None:
         """Ends a slot. makes_room: another sequence may find a place at the drafter now."""
@@ -111,7 +110,7 @@ class DraftLink:
 
     def has_mail(self, opening: Opening) -> bool:
         """Whether `post` would send something even if nothing is asked."""
-        return self.is_usable and bool(self._closes or (opening.most_open and (self._num_opens(opening) or any(one.is_open for one in self.untold))))
+        return self.is_usable and bool(self._closes or (opening.most_open and (self._num_opens(opening) or self.untold)))
 
     def _num_opens(self, opening: Opening) -> int:
         num_unopened = len(self._unopened)
