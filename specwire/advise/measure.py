@@ -165,9 +165,10 @@ def _point(run: StepRun, num_lanes: int) -> StepPoint:
     done = [record for record in run.records if record.is_ok and record.spec is not None and len(record.chunk_sizes) > 1]
     if len(done) < len(run.records):
         errors = {f"{record.error}: {record.error_text}" for record in run.records if not record.is_ok}
+        remedy = f" ({min(errors)})" if errors else "; give a longer --step-len: where steps are faster than the client, a chunk holds many of them"
         raise SpecwireError(
             f"{len(run.records) - len(done)} of {len(run.records)} requests at once failed or gave one chunk only, so that steps can't be measured"
-            + "".join(f" ({text})" for text in sorted(errors)[:1])
+            + remedy
         )
     specs = [record.spec for record in done if record.spec is not None]
     num_steps = sum(max(1, spec.num_steps - 1) for spec in specs)

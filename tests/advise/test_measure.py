@@ -96,3 +96,8 @@ def test_failures_are_named() -> None:
     failed = RequestRecord(1, 20, 0.0, 0.0, ended_s=math.nan, error="UnavailableError", error_text="gone")
     with pytest.raises(SpecwireError, match=r"1 of 2 requests .*UnavailableError: gone"):
         step_points([StepRun(0, 2, 0, [record(0.01), failed])], 1)
+
+
+def test_answers_in_one_chunk_need_more_tokens() -> None:
+    with pytest.raises(SpecwireError, match=r"1 of 2 requests .* one chunk only.*; give a longer --step-len"):
+        step_points([StepRun(0, 2, 0, [record(0.01), record(0.01, num_chunks=1)])], 1)
