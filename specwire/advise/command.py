@@ -14,12 +14,12 @@ from specwire.advise.report import print_findings, to_json
 from specwire.advise.run import Findings, Stack, run_steps
 from specwire.bench.accept import choose_lines
 from specwire.bench.environment import describe_environment
+from specwire.bench.folder import check_folder, whole_file
 from specwire.bench.report import FILE_WIDTH, write_json
 from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
 from specwire.bench.serve_report import settings
 from specwire.bench.workload import PromptLine, read_prompt_file
 from specwire.console import make_console
-from specwire.errors import InvalidArgumentError
 
 __all__ = ["Stack", "read_lines", "run_advise"]
 
@@ -32,11 +32,7 @@ PICTURE_NAME, ONLINE_NAME = "advice.png", "online.png"
 def read_lines(options: AdviseOptions) -> list[PromptLine]:
     """The prompts. Raises InvalidArgumentError if they can't be used, or the folder can't be made or would lose a file."""
     lines = choose_lines(read_prompt_file(options.accept.prompts), options.accept)
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / JSON_NAME).open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise InvalidArgumentError(f"--output {options.output} can't be written to: {error.strerror}; choose another folder") from error
+    check_folder(options.output, (JSON_NAME, REPORT_NAME, CONFIG_NAME, CANARY_NAME, PICTURE_NAME, ONLINE_NAME))
     return lines
 
 
@@ -66,20 +62,26 @@ def _write_files(options: AdviseOptions, findings: Findings, title: str, head: d
     """The JSON file, the configuration, and the rest."""
     folder, decision, advice = options.output, findings.decision, findings.advice
     written = [folder / JSON_NAME, folder / CONFIG_NAME]
-    write_json(written[0], {**head, **to_json(findings)})
+    with whole_file(written[0]) as file:
+        write_json(file, {**head, **to_json(findings)})
     comments = [title, decision.headline, *decision.reasons[1:], *decision.doubts, *(advice.notes if advice is not None else findings.reservations)]
     keys = findings.keys if decision.verdict.is_off else {**findings.drafter_keys, **findings.keys}
-    written[1].write_text(config_file(keys, comments), encoding="utf-8")
+    _write_text(written[1], config_file(keys, comments))
     canary = folder / CANARY_NAME
     if findings.plan is not None:
-        canary.write_text(canary_file(keys, findings.plan, [title, *findings.plan.steps]), encoding="utf-8")
+        _write_text(canary, canary_file(keys, findings.plan, [title, *findings.plan.steps]))
         written.append(canary)
     else:
         canary.unlink(missing_ok=True)  # of an earlier run, which said something else
     pictures = _draw(folder, findings, options, title)
     report = folder / REPORT_NAME
-    report.write_text(to_markdown(findings, title, [path.name for path in pictures]), encoding="utf-8")
+    _write_text(report, to_markdown(findings, title, [path.name for path in pictures]))
     return [*written, report, *pictures]
+
+
+def _write_text(path: Path, text: str) -> None:
+    with whole_file(path) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def _draw(folder: Path, findings: Findings, options: AdviseOptions, title: str) -> list[Path]:
@@ -92,7 +94,8 @@ def _draw(folder: Path, findings: Findings, options: AdviseOptions, title: str) 
         wanted.append((folder / ONLINE_NAME, lambda path: draw_online(path, (low, high), options.thresholds, title)))
     try:
         for path, write in wanted:
-            write(path)
+            with whole_file(path) as file:
+                write(file)
     except ModuleNotFoundError as error:
         logger.warning("there is no picture, since %s is not installed: pip install matplotlib", error.name)
         return []

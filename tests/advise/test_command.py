@@ -16,6 +16,7 @@ from benchmarks import advise_reports
 from specwire.advise.measure import Measuring
 from specwire.advise.options import AdviseOptions
 from specwire.bench.accept import AcceptOptions
+from specwire.bench.folder import check_folder, whole_file
 from specwire.canary_config import changed
 from specwire.cli import app
 from specwire.client import AsyncClient
@@ -203,7 +204,7 @@ def test_the_coordinator_limits_k(served: Served, tmp_path: Path, caplog: pytest
         (["--online-seconds", "-1"], "--online-seconds is -1"),
         (["--prompts", "none.jsonl"], "the prompt file none.jsonl can't be read"),
         (["--categories", "nocat"], "has no category 'nocat'"),
-        (["--output", PROMPTS], "can't be written to"),
+        (["--output", PROMPTS], "can't be written: "),
         (["--max-concurrency", "0"], "--max-concurrency is 0"),
     ],
 )
@@ -243,4 +244,13 @@ def test_ctrl_c_gives_no_advice(served: Served, tmp_path: Path, num_rounds: int)
     result = advise(served, tmp_path / "out", "--categories", "qa", "--repeats", 50)
     assert result.exit_code == 130
     assert "interrupted before everything was measured" in result.stdout
-    assert (tmp_path / "out" / "advice.json").read_text() == ""
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_files_are_whole_or_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "advice.json").write_text("of an earlier run")
+    check_folder(tmp_path, ["advice.json", "advice.md"])
+    writing = whole_file(tmp_path / "advice.json")
+    writing.__enter__().write_text("{")
+    assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("advice.json", "of an earlier run")]

@@ -1,10 +1,11 @@
 """`specwire sweep`, from its options to its exit status."""
 
 from specwire.bench.environment import describe_environment
+from specwire.bench.folder import check_folder
 from specwire.bench.report import FILE_WIDTH
 from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
-from specwire.bench.sweep.options import SweepOptions, check_folder
-from specwire.bench.sweep.report import print_sweep, write_sweep
+from specwire.bench.sweep.options import SweepOptions
+from specwire.bench.sweep.report import FILES, print_sweep, write_sweep
 from specwire.bench.sweep.run import sweep
 from specwire.bench.sweep.stacks import SweptStack
 from specwire.bench.workload import PromptLine, read_prompt_file
@@ -14,7 +15,7 @@ from specwire.console import make_console
 def read_lines(options: SweepOptions) -> list[PromptLine] | None:
     """The prompts of the file, if there is one. Raises InvalidArgumentError if it, or the folder for the files, can't be used."""
     lines = None if options.load.prompts is None else read_prompt_file(options.load.prompts)
-    check_folder(options.output)
+    check_folder(options.output, FILES)
     return lines
 
 

@@ -8,7 +8,6 @@ from specwire.bench.serve_options import ServeOptions
 from specwire.errors import InvalidArgumentError
 
 POLICIES = ("none", "fixed", "dynamic", "adaptive")
-_FILES = ("sweep.json", "sweep.png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +69,3 @@ def parse_numbers(flag: str, text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
     except ValueError:
         raise InvalidArgumentError(f"{flag} is {text!r}, but must be whole numbers with commas between them, such as 1,4,16") from None
-
-
-def check_folder(path: Path) -> None:
-    """Makes the folder for the files. Raises InvalidArgumentError if it can't be written: better known before a long run than after it."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            with (path / name).open("a", encoding="utf-8"):
-                pass
-            if not (path / name).stat().st_size:
-                (path / name).unlink()
-    except OSError as error:
-        raise InvalidArgumentError(f"--output {path} can't be written: {error.strerror}; choose another folder") from error

@@ -17,6 +17,7 @@ from specwire.bench.sweep.run import Cell, SweepResult
 
 logger = logging.getLogger(__name__)
 
+FILES = JSON_NAME, PICTURE_NAME = "sweep.json", "sweep.png"
 _HEADER = ("at once", "policy", "tokens/s", "of a user", "x none", "TTFT p50 (ms)", "TPOT p50 (ms)", "accepted (%)", "length", "differ")
 
 
@@ -53,13 +54,13 @@ def write_sweep(options: SweepOptions, environment: dict[str, Any], result: Swee
         "interrupted": result.interrupted,
         "rows": [cell.figures() for cell in result.cells],
     }
-    write_json(options.output / "sweep.json", report)
+    write_json(options.output / JSON_NAME, report)
     if not result.cells:
         return
     try:
         from specwire.bench.sweep.picture import draw
 
-        draw(options.output / "sweep.png", median_cells(result.cells), result.model_id)
+        draw(options.output / PICTURE_NAME, median_cells(result.cells), result.model_id)
     except ModuleNotFoundError as error:
         logger.warning("there is no picture, since %s is not installed: pip install matplotlib", error.name)
 
