@@ -222,7 +222,8 @@ class RequestPlanner:
         spread = self._cost.verify.correction.spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
         deviation = math.hypot(spread, self._cost.clock.run_ahead.deviation(shape.num_tokens))
         rates = found.tokens / found.times_ms
-        return deviation > _MAX_SPREAD and math.log(rates[chosen] / rates[0]) < _DOUBT * deviation
+        # Not by logarithms: beside chunks, drafting that lost lately may be taken to bring less than no token, and still be the cheaper step.
+        return deviation > _MAX_SPREAD and float(rates[chosen]) * math.exp(-_DOUBT * deviation) < float(rates[0])
 
     def note_news(self) -> None:
         """The forecast has changed."""

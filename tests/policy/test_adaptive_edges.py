@@ -13,7 +13,7 @@ from specwire.policy.curves import DraftCurve, VerifyCurve
 from specwire.policy.grades import UNKNOWN
 from specwire.policy.probes import PLAIN_STEPS, num_probed_rows
 from specwire.policy.step_plan import DraftRequest, ProbeRoom, cap_request
-from tests.policy.simulated_lane import BLOCK, K_MAX, MODEL, VERIFY, SimulatedLane, keep, mixed, observe, shape_of, uniform
+from tests.policy.simulated_lane import BLOCK, CONTEXT, K_MAX, MODEL, VERIFY, SimulatedLane, keep, mixed, observe, shape_of, uniform
 
 NAN = float("nan")
 
@@ -215,6 +215,21 @@ def test_promises_that_are_too_good_count_only_where_drafting_loses(num_accepted
         planner.observe_step(num_accepted, 6.0 / worth, worth, 4.0, 8)
     request = lane.policy.choose_request(lane.num_steps + 1, shape_of(8), 8, K_MAX - 1)  # another ceiling: it is planned anew
     assert (request.num_drafts == 0) == gives_up
+
+
+@pytest.mark.parametrize("num_losses", [5, 11, 20, 40])
+def test_beside_chunks_drafting_that_lost_may_still_be_the_cheaper_step(num_losses: int) -> None:
+    """Steps that run ahead take three times as long as by the table, and steps with drafts, of which none was accepted, took 30 ms longer still."""
+    policy, number = SimulatedLane.make(BLOCK).policy, 8
+    shape, table_ms = shape_of(number), policy.cost.verify.table_ms_of(number, number, number * CONTEXT)
+    for _ in range(100):
+        policy.cost.clock.run_ahead.observe(number, table_ms, 3 * table_ms)
+    assert policy.choose_request(1, shape, number, K_MAX).num_drafts == K_MAX
+    worth, promised = policy._planner.promise(shape)
+    for _ in range(num_losses):
+        policy._planner.observe_step(0.0, 30.0, worth, promised, number)
+    beside_chunk = shape._replace(num_tokens=number + 1500, num_rows=number + 1, longest_row=1500)
+    assert (policy.choose_request(2, beside_chunk, number, K_MAX - 1).num_drafts > 0) == (num_losses < 40)
 
 
 def test_the_choice_to_draft_nothing_holds_longer_while_nothing_new_is_known() -> None:
