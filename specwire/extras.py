@@ -1,6 +1,7 @@
 """What is installed only with an extra of the package."""
 
 import importlib.util
+from collections.abc import Sequence
 
 from specwire.errors import FailedPreconditionError
 
@@ -15,8 +16,10 @@ def check_engine(*names: str) -> None:
     """
     missing = [name for name in names or _ENGINE if importlib.util.find_spec(name) is None]
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise FailedPreconditionError(
-            f"models are run here, but {', '.join(missing)} {verb} not installed: install Specwire with the extra engine "
-            "(in its folder: pip install '.[engine]')"
-        )
+        raise FailedPreconditionError(f"models are run here, but {not_installed(missing, 'engine')}")
+
+
+def not_installed(missing: Sequence[str], extra: str) -> str:
+    """That packages are missing, at least one, and which extra of Specwire brings them."""
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{', '.join(missing)} {verb} not installed: install Specwire with the extra {extra} (in its folder: pip install '.[{extra}]')"

@@ -20,6 +20,7 @@ from specwire.bench.serve import EXIT_ERRORS, EXIT_INTERRUPTED, run_loop
 from specwire.bench.serve_report import settings
 from specwire.bench.workload import PromptLine, read_prompt_file
 from specwire.console import make_console
+from specwire.extras import not_installed
 
 __all__ = ["Stack", "read_lines", "run_advise"]
 
@@ -53,7 +54,7 @@ def run_advise(options: AdviseOptions, lines: list[PromptLine], stacks: Sequence
     title = f"specwire advise, {day}: {options.accept.prompts.name} with {findings.chosen.method} on {findings.model_id or 'the model'}"
     written = _write_files(options, findings, title, {"benchmark": "advise", **environment, "settings": settings(options)})
     config = written[1].read_text(encoding="utf-8")
-    console.print(f"\n{config}", markup=False)
+    console.print(f"\n{config}", markup=False, soft_wrap=True)  # a long comment would go on in a line without #
     console.print(f"written: {', '.join(map(str, written))}", markup=False)
     return EXIT_ERRORS if findings.acceptance.num_failed and not options.accept.allow_errors else 0
 
@@ -97,6 +98,6 @@ def _draw(folder: Path, findings: Findings, options: AdviseOptions, title: str) 
             with whole_file(path) as file:
                 write(file)
     except ModuleNotFoundError as error:
-        logger.warning("there is no picture, since %s is not installed: pip install matplotlib", error.name)
+        logger.warning("there is no picture, since %s", not_installed([str(error.name)], "plots"))
         return []
     return [path for path, _ in wanted]

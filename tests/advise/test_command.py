@@ -83,6 +83,7 @@ def test_drafts_pay_where_tokens_cost_nothing(served: Served, tmp_path: Path) ->
     assert (canary.canary_share, canary.speculative_config.num_speculative_tokens) == (0.1, K)
     changed(canary.speculative_config, canary.canary_config, K)
     assert report["headline"] in " ".join(result.stdout.split())
+    assert (tmp_path / "out" / "specwire.yaml").read_text() in result.stdout, "to be pasted"
     for words in (
         "acceptance at position",
         "steps as they were measured",
@@ -172,7 +173,7 @@ def test_without_matplotlib_all_else_is_written(
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "out").iterdir()} - {"canary.yaml"}  # which is there if speculation is advised
     assert names == {"advice.json", "advice.md", "specwire.yaml"}
-    assert "is not installed: pip install matplotlib" in caplog.text
+    assert "is not installed: install Specwire with the extra plots (in its folder: pip install '.[plots]')" in caplog.text
 
 
 def test_the_coordinator_limits_k(served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

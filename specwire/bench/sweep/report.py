@@ -14,6 +14,7 @@ from specwire.bench.serve_report import settings
 from specwire.bench.sweep.options import SweepOptions
 from specwire.bench.sweep.policies import NONE
 from specwire.bench.sweep.run import Cell, SweepResult
+from specwire.extras import not_installed
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def write_sweep(options: SweepOptions, environment: dict[str, Any], result: Swee
 
         draw(options.output / PICTURE_NAME, median_cells(result.cells), result.model_id)
     except ModuleNotFoundError as error:
-        logger.warning("there is no picture, since %s is not installed: pip install matplotlib", error.name)
+        logger.warning("there is no picture, since %s", not_installed([str(error.name)], "plots"))
 
 
 def _row(cell: Cell, plain: float | None) -> tuple[str, ...]:
