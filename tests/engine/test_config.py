@@ -107,6 +107,17 @@ def test_accepts_windows_that_hide_nothing(keys):
     assert ModelConfig.from_dict(BASE | keys).num_layers == 2
 
 
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [({"speculators_model_type": "dspark"}, "dspark"), (BASE | {"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3")],
+    ids=["without model_type", "with the target's"],
+)
+def test_a_draft_head_is_no_model(tmp_path, config, method):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=rf"has a draft head \({method}\).* `model` of the speculative configuration, with method {method}"):
+        ModelConfig.from_folder(tmp_path)
+
+
 def test_names_what_is_missing(tmp_path):
     with pytest.raises(InvalidArgumentError, match=r"no config\.json"):
         ModelConfig.from_folder(tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specwire.draft_checkpoint import HEAD_METHODS, method_of
 from specwire.errors import InvalidArgumentError, UnsupportedError
 from specwire.json_files import read_json_object, token_ids
 
@@ -93,12 +94,18 @@ class ModelConfig:
 
         Raises:
             InvalidArgumentError: no config.json, or a key that is needed is missing.
-            UnsupportedError: a model type or a feature that this engine does not compute.
+            UnsupportedError: a draft head; a model type or a feature that this engine does not compute.
         """
         path = folder / "config.json"
         if not path.is_file():
             raise InvalidArgumentError(f"{folder} has no config.json; give a Hugging Face model folder, a .gguf file or a hub id")
         raw = read_json_object(path)
+        method = method_of(raw)
+        if method in HEAD_METHODS:
+            raise UnsupportedError(
+                f"{folder} has a draft head ({method}), which is no model of its own; give it as `model` of the speculative configuration, "
+                f"with method {method}, and the model that it drafts for as --model"
+            )
         generation_path = folder / "generation_config.json"
         generation = read_json_object(generation_path) if generation_path.is_file() else {}
         return cls.from_dict(raw, generation)
