@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specwire.config import CoordinatorConfig
+from specwire.degraded_log import DegradedLog
 from specwire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SpecwireError
 from specwire.messages import GenerateRequest
 from specwire.policy.capacity import EngineDescription
@@ -14,7 +15,7 @@ from specwire.speculative_acceptance import check_rates
 from specwire.token_ids import check_token_ids
 
 from .calibration import Calibration
-from .counters import Counters, DegradedLog
+from .counters import Counters
 from .room import find_preemptible, has_room
 from .sequence import Request, Sequence
 from .spans import open_spans

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from .counters import Counters, DegradedLog
+from specwire.degraded_log import DegradedLog
+
+from .counters import Counters
 
 logger = logging.getLogger(__name__)
 

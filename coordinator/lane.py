@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from specwire.degraded_log import DegradedLog
 from specwire.errors import FailedPreconditionError, InternalError, SpecwireError, UnavailableError
 from specwire.messages import ServiceDescription, SlotRef, VerifyCost, VerifyResult, VerifyRound, VerifyRow, Welcome
 from specwire.policy.cost import verify_ms
@@ -15,7 +16,7 @@ from .adaptive import LanePolicy
 from .answer_watch import AnswerWatch
 from .chunks import ChunkLimit
 from .countdown import Countdown
-from .counters import Counters, DegradedLog
+from .counters import Counters
 from .draft_slot import OPEN_NONE
 from .halves import least_halved
 from .inbox import Inbox

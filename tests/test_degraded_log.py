@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from coordinator import counters
-from coordinator.counters import DegradedLog
+from specwire import degraded_log
+from specwire.degraded_log import DegradedLog
 
 
 def test_one_warning_a_period_and_then_how_many_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -19,7 +19,7 @@ def test_one_warning_a_period_and_then_how_many_more(caplog: pytest.LogCaptureFi
 
 
 def test_causes_that_are_long_past_are_forgotten(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(counters, "_MAX_CAUSES", 10)
+    monkeypatch.setattr(degraded_log, "_MAX_CAUSES", 10)
     log = DegradedLog(logging.getLogger("test"), period_s=3600)
     for number in range(9):
         log.warning(f"lost {number}", "lost %d", number)
