@@ -8,10 +8,24 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from specwire.degraded_log import DegradedLog
+
 logger = logging.getLogger(__name__)
 
 _HEADERS_S = 30.0
 """What a client may take until the headers of a request are there: whoever says nothing, or a byte at a time, holds a descriptor."""
+
+
+_INVALID = "Invalid HTTP request received."
+
+
+def leave_refusals_to_connections() -> None:
+    """Uvicorn's line about bytes that are no request, for each of them and without a remedy, gives way to `Connection`'s."""
+    logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    return record.msg != _INVALID
 
 
 class Parser:
@@ -62,14 +76,16 @@ class Connection(HttpToolsProtocol):
     Args:
         stall_s: how long it waits, and how long nothing may come of a body that has begun.
         on_stall: called when it has waited for so long; then the client is gone as if it had hung up.
+        log: of all connections, for what clients may repeat.
         others: uvicorn's.
     """
 
-    def __init__(self, *, stall_s: float, on_stall: Callable[[], None], **others: Any) -> None:
+    def __init__(self, *, stall_s: float, on_stall: Callable[[], None], log: DegradedLog, **others: Any) -> None:
         super().__init__(**others)
         self.parser: Parser = Parser(self)  # type: ignore[assignment]
         self._stall_s = stall_s
         self._on_stall = on_stall
+        self._log = log
         self._stalled: asyncio.TimerHandle | None = None
         self._asking: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
@@ -102,6 +118,11 @@ class Connection(HttpToolsProtocol):
             return
         self._stop_sending()
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        remedy = "a gRPC client needs the coordinator's port, not this one, and both sides must use TLS, or neither"
+        self._log.warning("refused", "what %s sent is no HTTP/1.1 request for this service, and was answered with 400; " + remedy, self.client)
+        super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         super().pause_writing()

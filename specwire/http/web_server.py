@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Generator, Sequence
@@ -11,8 +12,11 @@ from typing import NamedTuple
 import uvicorn
 from starlette.types import ASGIApp
 
+from specwire.degraded_log import DegradedLog
 from specwire.errors import InternalError
-from specwire.http.connection import Connection
+from specwire.http.connection import Connection, leave_refusals_to_connections
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _LAST_WORDS_S = 2
@@ -38,7 +42,8 @@ class WebServer:
     """
 
     def __init__(self, sites: Sequence[Site], keep_alive_s: int, stall_s: float, on_stall: Callable[[], None]) -> None:
-        connection = functools.partial(Connection, stall_s=stall_s, on_stall=on_stall)
+        leave_refusals_to_connections()
+        connection = functools.partial(Connection, stall_s=stall_s, on_stall=on_stall, log=DegradedLog(logger))
         self._servers = []
         for site in sites:
             if site.sockets:

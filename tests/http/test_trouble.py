@@ -10,7 +10,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from specwire.errors import InternalError
+from specwire import AsyncClient
+from specwire.errors import InternalError, UnavailableError
 from specwire.http.metrics import FAILED_STREAMS, STATUS_FAILURES
 from specwire.messages import VerifyOpen
 from tests.http.serving import Served, http_served, request
@@ -130,6 +131,17 @@ async def test_requests_that_are_none(socket_dir: Path, caplog: pytest.LogCaptur
                 answer = await served.post("/v1/completions", body)
                 assert answer.status in (400, 404), body
         await served.until_idle()
+
+
+async def test_grpc_clients_do_not_flood_the_log(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with http_served(socket_dir) as served:
+        for _ in range(3):
+            client = AsyncClient(f"127.0.0.1:{served.port}", max_retries=0)
+            with pytest.raises(UnavailableError, match="speaks no gRPC"):
+                await client.get_status()
+            await client.close()
+    [line] = [line for line in caplog.messages if "request" in line]
+    assert "no HTTP/1.1 request for this service, and was answered with 400; a gRPC client needs the coordinator's port" in line
 
 
 async def test_ids_of_answers(served: Served) -> None:
