@@ -198,9 +198,8 @@ class DraftLink:
         for sequence in self.lane.running:
             if sequence.max_drafts and sequence.draft_slot is None:
                 self.lane.pins.look(sequence)
-        self.lane.pins.may_pin = True
+        self._begin()
         self.lane.admission.lane_changed()
-        self.lane.wake()
         logger.info("lane %d: drafter %s is there", self.lane.index, self.drafter.address)
 
     def refuse(self, error: SpecwireError) -> None:
@@ -261,13 +260,25 @@ class DraftLink:
         )  # fmt: skip
         lane.telemetry.draft_missed(self)
 
+    def _begin(self) -> None:
+        """It can be asked, for the first time or again: who looks for a drafter may find one, and so may those whose drafter seems to hang."""
+        self.lane.pins.may_pin = True
+        for link in self.lane.links:
+            if link.is_late and not link.is_awaited:
+                link._let_go()
+        self.lane.wake()
+
+    def _let_go(self) -> None:
+        """Its sequences look for another drafter."""
+        for place in list(self.slots.values()):
+            self.close_slot(place)
+            self.lane.pins.look(place.sequence)
+
     def _give_up(self) -> None:
-        """It seems to hang: its sequences move to another drafter, if there is one."""
+        """It seems to hang: its sequences move to another drafter, now or once there is one."""
         self.is_awaited = False
         if any(link.is_usable for link in self.lane.links):
-            for place in list(self.slots.values()):
-                self.close_slot(place)
-                self.lane.pins.look(place.sequence)
+            self._let_go()
             self.lane.wake()
         self._patience.reschedule(asyncio.get_running_loop().time() + _LOST_S)
 
@@ -299,5 +310,4 @@ class DraftLink:
             if self.is_late:
                 self._patience.reschedule(None)
                 self.is_late, self.is_awaited, self.is_usable = False, False, not self.is_draining
-                self.lane.pins.may_pin = True
-                self.lane.wake()
+                self._begin()

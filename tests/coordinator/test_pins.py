@@ -89,6 +89,27 @@ async def test_a_drafter_that_comes_back_gets_its_lanes_sequences(monkeypatch: p
             request.handle.cancel()
 
 
+async def test_sequences_of_a_drafter_that_hangs_go_to_one_that_comes_later() -> None:
+    hangs = [False]
+    drafters = [
+        DrafterScript(delay_s=lambda message: 60.0 if hangs[0] and message.rows else 0.0, max_model_len=4000),
+        DrafterScript(max_model_len=4000),
+    ]
+    async with Cluster([VerifierScript(max_model_len=4000, delay_s=0.001)], drafters, k=K, absent=["d1"]) as cluster:
+        await cluster.ready()
+        requests = [cluster.submit([5, 6, 7, 8 + index], seed=index, max_tokens=3900) for index in range(4)]
+        await cluster.until(lambda: pinned(cluster) == [[4, 0]] and cluster.engine.counters.num_accepted_tokens > 0)
+        hanging = cluster.engine.lanes[0].links[0]
+        hangs[0] = True
+        await cluster.until(lambda: hanging.is_late and not hanging.is_awaited)
+        assert pinned(cluster) == [[4, 0]], "there is no other"
+        await cluster.restart_drafter(1)
+        await cluster.until(lambda: pinned(cluster) == [[0, 4]])
+        assert hanging.is_late, "it was not lost yet"
+        for request in requests:
+            request.handle.cancel()
+
+
 class Gpu:
     """Does one thing after the other, in virtual time."""
 
