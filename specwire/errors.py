@@ -34,6 +34,10 @@ class UnavailableError(SpecwireError):
     """A service that is needed is not there now; trying again later can help (UNAVAILABLE)."""
 
 
+class UnreachableError(UnavailableError):
+    """Nothing answers at the address, or something else than the service that is needed."""
+
+
 class UnsupportedError(SpecwireError):
     """A feature that this build refuses by name (UNIMPLEMENTED)."""
 

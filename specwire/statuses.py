@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 NO_SUCH_METHOD = "Method not found!"
 """gRPC's own words where no such service is: other errors of this status have others."""
 _RETRY_AFTER = "retry-after-ms"
+_ANSWERED = "specwire-answered"
+"""Of a service that says itself that it is unavailable: gRPC, and proxies, have the same status where nothing answered."""
 _MAX_DETAILS_BYTES = 4 << 10
 """Half of what all headers of a status may have by default, in any language's gRPC."""
 _LOST_STATUS = "Internal error from Core"
@@ -49,6 +51,12 @@ def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> errors.Specwi
     metadata: Any = error.trailing_metadata() or ()
     numbers = [int(value) for key, value in metadata if key == _RETRY_AFTER and str(value).isdecimal()]
     return kind(error.details() or error.code().name, retry_after_ms=numbers[0] if numbers else None)
+
+
+def is_answer(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a service of Specwire itself said that it is unavailable."""
+    metadata: Any = error.trailing_metadata() or ()
+    return any(key == _ANSWERED for key, _ in metadata)
 
 
 def error_from_status(status: ErrorStatus) -> errors.SpecwireError:
@@ -133,7 +141,9 @@ async def _abort(error: Exception, context: grpc.aio.ServicerContext, method: st
     if isinstance(error, DecodeError):
         error = errors.InvalidArgumentError(f"a message could not be read ({error}); send one that is encoded as the service's .proto files say")
     if isinstance(error, errors.SpecwireError):
-        metadata = () if error.retry_after_ms is None else ((_RETRY_AFTER, str(error.retry_after_ms)),)
-        await context.abort(status_code(error), shorten(str(error)), metadata)
+        metadata = [] if error.retry_after_ms is None else [(_RETRY_AFTER, str(error.retry_after_ms))]
+        if isinstance(error, errors.UnavailableError):
+            metadata.append((_ANSWERED, "1"))
+        await context.abort(status_code(error), shorten(str(error)), tuple(metadata))
     logger.error("unexpected error in %s", method, exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; the service's log has the details")

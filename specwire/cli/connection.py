@@ -16,7 +16,7 @@ import typer
 
 from specwire.addresses import check_address
 from specwire.config import ADDRESS_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS, check_both
-from specwire.errors import UnavailableError
+from specwire.errors import UnreachableError
 
 if TYPE_CHECKING:
     from specwire.client import AsyncClient, Client
@@ -93,5 +93,5 @@ def hint_at_up() -> Iterator[None]:
     """Adds to an error that no coordinator is there how to start one."""
     try:
         yield
-    except UnavailableError as error:
-        raise UnavailableError(f"{error} (`specwire up` starts one on this machine, --address names another)") from error
+    except UnreachableError as error:
+        raise UnreachableError(f"{error} (`specwire up` starts one on this machine, --address names another)") from error

@@ -15,7 +15,6 @@ from specwire.client.connection import Connection
 from specwire.client.generation import Deadline, Generation
 from specwire.client.prompts import BatchItem, Chat, Prompt, check_label, check_prompt
 from specwire.client.results import GenerationResult
-from specwire.client.rpc import send_canary
 from specwire.client.session import LiveRequest
 from specwire.client.stream import AsyncTokenStream
 from specwire.config import API_KEY_VARIABLE, DEFAULT_ADDRESS
@@ -248,9 +247,10 @@ class AsyncClient:
         Raises:
             InvalidArgumentError, UnsupportedError, FailedPreconditionError: it can't be done; the message says why.
             UnauthenticatedError: the API key may not.
+            UnavailableError: there is no coordinator.
+            DeadlineExceededError: it did not answer within `timeout` seconds.
         """
-        Deadline(timeout)  # says now what is wrong with it
-        return await send_canary(self._attempts.connect().channel, action, share, config, timeout)
+        return await service.set_canary(self._attempts, action, share, config, timeout)
 
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Returns once the coordinator serves. Raises UnavailableError if it does not within `timeout` seconds."""

@@ -9,12 +9,13 @@ import grpc
 
 from specwire.channel import ChannelSource, Metadata
 from specwire.client.home import GRPC_USE, Home
+from specwire.client.reach import explain
 from specwire.client.rpc import fetch_tokenizer
 from specwire.client.session import Session
 from specwire.errors import InvalidArgumentError, UnavailableError
 from specwire.messages import TokenizerSpec
 from specwire.rpc import open_channel
-from specwire.tls import TlsOptions, explain_handshake
+from specwire.tls import TlsOptions
 
 if TYPE_CHECKING:
     from specwire.tokenizer import Tokenizer
@@ -70,8 +71,7 @@ class Connection:
                 try:
                     spec = await self._fetch_tokenizer()
                 except UnavailableError as error:
-                    remedy = explain_handshake(str(error)) or "is it running there?"
-                    raise UnavailableError(f"the coordinator at {self._address} can't be reached ({error}); {remedy}") from None
+                    raise explain(error, self._address) from None
                 except asyncio.CancelledError:
                     # Closing a channel cancels whoever waits for its calls, as if their tasks had been cancelled.
                     self._check_open()

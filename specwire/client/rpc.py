@@ -5,9 +5,9 @@ from typing import Any
 
 import grpc
 
-from specwire.errors import FailedPreconditionError, UnavailableError, UnsupportedError
+from specwire.errors import FailedPreconditionError, SpecwireError, UnavailableError, UnreachableError, UnsupportedError
 from specwire.messages import CanaryAction, CoordinatorStatus, SessionStart, SessionUpdate, TokenizerSpec, VariantStatus
-from specwire.statuses import NO_SUCH_METHOD, error_from_rpc
+from specwire.statuses import NO_SUCH_METHOD, error_from_rpc, is_answer
 from specwire.v1 import coordinator_pb2 as pb
 from specwire.v1 import coordinator_pb2_grpc
 from specwire.wire import generate
@@ -23,13 +23,13 @@ def pack_start(start: SessionStart) -> tuple[PackedStart, int]:
 
 
 async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
-    """The served tokenizer; None if there is none. Raises the call's error as a SpecwireError, UnavailableError for another service."""
+    """The served tokenizer; None if there is none. Raises the call's error as a SpecwireError, UnreachableError where no coordinator answered."""
     try:
         response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == NO_SUCH_METHOD:
-            raise UnavailableError("another server answers there, no coordinator") from None
-        failure = error_from_rpc(error)
+            raise UnreachableError("another server answers there, no coordinator") from None
+        failure = _failure(error)
         if isinstance(failure, (UnsupportedError, FailedPreconditionError)):
             return None
         raise failure from None
@@ -37,26 +37,31 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TokenizerSpec | None:
 
 
 async def fetch_status(channel: grpc.aio.Channel, timeout_s: float) -> CoordinatorStatus:
-    """The coordinator's state. Raises the call's error as a SpecwireError, UnavailableError for another service."""
+    """The coordinator's state. Raises the call's error as a SpecwireError, UnreachableError where no coordinator answered."""
     try:
         response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise UnavailableError("what answers there is no coordinator, or an older one that does not know GetStatus") from None
-        raise error_from_rpc(error) from None
+            raise UnreachableError("what answers there is no coordinator, or an older one that does not know GetStatus") from None
+        raise _failure(error) from None
     return unpack_status(response)
 
 
 async def send_canary(channel: grpc.aio.Channel, action: CanaryAction, share: float, config: str, timeout_s: float) -> tuple[VariantStatus, ...]:
-    """Changes the canary. Raises the call's error as a SpecwireError, UnavailableError for another service."""
+    """Changes the canary. Raises the call's error as a SpecwireError, UnreachableError where no coordinator answered."""
     request = pack_canary(action, share, config)
     try:
         response = await coordinator_pb2_grpc.CoordinatorServiceStub(channel).SetCanary(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED and error.details() == NO_SUCH_METHOD:
-            raise UnavailableError("what answers there is no coordinator, or an older one that knows no canary") from None
-        raise error_from_rpc(error) from None
+            raise UnreachableError("what answers there is no coordinator, or an older one that knows no canary") from None
+        raise _failure(error) from None
     return unpack_canary_answer(response)
+
+
+def _failure(error: grpc.aio.AioRpcError) -> SpecwireError:
+    failure = error_from_rpc(error)
+    return UnreachableError(str(failure)) if isinstance(failure, UnavailableError) and not is_answer(error) else failure
 
 
 class SessionCall:

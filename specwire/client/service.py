@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 from specwire.client.attempts import Attempts
 from specwire.client.generation import Deadline
-from specwire.client.rpc import fetch_status
+from specwire.client.reach import explain
+from specwire.client.rpc import fetch_status, send_canary
 from specwire.errors import DeadlineExceededError, UnavailableError
-from specwire.messages import CoordinatorStatus
+from specwire.messages import CanaryAction, CoordinatorStatus, VariantStatus
 from specwire.rpc import wait_serving, watch_serving
-from specwire.tls import explain_handshake
 
 _RENEWAL_S = 10.0
 
@@ -18,13 +18,26 @@ _RENEWAL_S = 10.0
 async def read_status(attempts: Attempts, timeout_s: float) -> CoordinatorStatus:
     """See AsyncClient.get_status."""
     Deadline(timeout_s)  # says now what is wrong with it
-    try:
+    with _named(attempts.address, timeout_s):
         return await fetch_status(attempts.connect().channel, timeout_s)
+
+
+async def set_canary(attempts: Attempts, action: CanaryAction, share: float, config: str, timeout_s: float) -> tuple[VariantStatus, ...]:
+    """See AsyncClient.set_canary."""
+    Deadline(timeout_s)  # says now what is wrong with it
+    with _named(attempts.address, timeout_s):
+        return await send_canary(attempts.connect().channel, action, share, config, timeout_s)
+
+
+@contextlib.contextmanager
+def _named(address: str, timeout_s: float) -> Iterator[None]:
+    """Errors of a call name the coordinator."""
+    try:
+        yield
     except UnavailableError as error:
-        remedy = explain_handshake(str(error)) or "is it running there?"
-        raise UnavailableError(f"the coordinator at {attempts.address} can't be reached ({error}); {remedy}") from None
+        raise explain(error, address) from None
     except DeadlineExceededError:
-        raise DeadlineExceededError(f"the coordinator at {attempts.address} did not answer within {timeout_s:g} s; it may hang") from None
+        raise DeadlineExceededError(f"the coordinator at {address} did not answer within {timeout_s:g} s; it may hang") from None
 
 
 async def wait_ready(attempts: Attempts, timeout_s: float) -> None:

@@ -8,8 +8,12 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
+from coordinator.sink import Sink
 from specwire.cli import app
+from specwire.errors import UnavailableError
+from specwire.messages import GenerateRequest
 from tests.cli.conftest import Coordinator
+from tests.coordinator.scripted_engine import ScriptedRequest
 
 TIMEOUT_S = 60.0
 
@@ -140,6 +144,17 @@ def test_absent_server_is_named(options: list[str]) -> None:
     assert result.stderr.count("\n") == 1
     assert "127.0.0.1:1" in result.stderr
     assert "`specwire up`" in result.stderr
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_server_that_does_not_serve_yet_needs_no_other(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: GenerateRequest, sink: Sink) -> ScriptedRequest:
+        raise UnavailableError("not serving: no verifier is connected; try again later")
+
+    monkeypatch.setattr(coordinator.engine, "submit", refuse)
+    result = generate("ABC", "--address", coordinator.address)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "specwire: not serving: no verifier is connected; try again later\n"
 
 
 def test_refusal_of_the_server_is_shown(coordinator: Coordinator) -> None:

@@ -14,8 +14,9 @@ from specwire.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
     UnavailableError,
+    UnreachableError,
 )
-from specwire.messages import ChoiceDelta, ErrorStatus, FinishReason
+from specwire.messages import CanaryAction, ChoiceDelta, ErrorStatus, FinishReason
 from specwire.rpc import Server, is_serving
 from tests.coordinator.byte_tokenizer import make_spec
 from tests.coordinator.scripted_engine import ScriptedEngine, expected_tokens
@@ -156,6 +157,25 @@ async def test_a_server_that_dies_fails_every_live_request(ids_engine: ScriptedE
         with pytest.raises(UnavailableError, match="broke"):
             async for _ in stream:
                 pass
+
+
+async def test_a_coordinator_that_answers_is_there(ids_engine: ScriptedEngine, ids_client: AsyncClient) -> None:
+    """It says itself what it waits for: no word of whether it runs."""
+    ids_engine.set_ready(False, "no verifier")
+    async with AsyncClient(ids_client._attempts.address, max_retries=0) as client:
+        with pytest.raises(UnavailableError) as caught:
+            await client.generate("hi")
+    assert not isinstance(caught.value, UnreachableError)
+    text = f"the coordinator at {client._attempts.address} answered: the tokenizer is not known yet: no verifier; try again when health is SERVING"
+    assert str(caught.value) == text
+
+
+async def test_who_can_not_be_reached_is_named_by_every_call(socket_dir: Path) -> None:
+    address = f"unix:{socket_dir}/nobody.sock"
+    async with AsyncClient(address, max_retries=0) as client:
+        for call in (client.generate([1]), client.get_status(), client.set_canary(CanaryAction.PROMOTE)):
+            with pytest.raises(UnreachableError, match=rf"^the coordinator at {address} can't be reached \(.*\); is it running there\?$"):
+                await call
 
 
 async def test_another_server_is_no_coordinator_without_tokenizer(socket_dir: Path) -> None:
