@@ -156,9 +156,9 @@ async def test_the_authority_of_clients_is_renewed(tmp_path: Path) -> None:
         server_ca = str(tmp_path / "kept.pem")
         copy(files.ca.file, server_ca)
         ours, theirs = (files.client.cert, files.client.key), (files.foreign.cert, files.foreign.key)
-        assert [await outcome(*ours), await outcome(*theirs)] == ["in", "UnavailableError"]
+        assert [await outcome(*ours), await outcome(*theirs)] == ["in", "UnreachableError"]
         copy(files.other_ca.file, files.ca.file)
-        assert [await outcome(*ours), await outcome(*theirs)] == ["UnavailableError", "in"]
+        assert [await outcome(*ours), await outcome(*theirs)] == ["UnreachableError", "in"]
 
 
 async def test_a_client_takes_new_certificates_for_its_next_connection(tmp_path: Path) -> None:
