@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SpecwireError,
         UnauthenticatedError,
         UnavailableError,
+        UnreachableError,
         UnsupportedError,
     )
     from specwire.messages import SpecStats, TokenLogprobs, TokenOrigin, Usage
@@ -68,6 +69,7 @@ __all__ = [
     "TokenStream",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnreachableError",
     "UnsupportedError",
     "Usage",
 ]

@@ -32,8 +32,9 @@ async def test_a_single_request_that_is_no_message(name: str, socket_dir: Path, 
     """Was UNKNOWN, with a traceback in the log."""
     async with serving(ScriptedEngine(), socket_dir) as server, open_channel(server.bound_addresses[0]) as channel:
         await _is_invalid(channel, f"/specwire.v1.CoordinatorService/{name}", streams=name.startswith("Generate"))
-    # asyncio's are grpcio's: two event loops of one process may read from its pipe at once (grpc issue 25364), whatever was sent.
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR and record.name != "asyncio"]
+    # Two event loops of one process may read from grpcio's pipe at once, whatever was sent; that alone is not ours (grpc issue 25364).
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not [record for record in errors if "PollerCompletionQueue._handle_events" not in record.getMessage()]
 
 
 async def test_a_description_is_asked_for_with_bytes_that_are_no_message(socket_dir: Path) -> None:

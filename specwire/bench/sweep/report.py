@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from specwire.bench.folder import whole_file
 from specwire.bench.metrics import acceptance_rate
 from specwire.bench.report import print_table, write_json
 from specwire.bench.serve_report import settings
@@ -55,13 +56,15 @@ def write_sweep(options: SweepOptions, environment: dict[str, Any], result: Swee
         "interrupted": result.interrupted,
         "rows": [cell.figures() for cell in result.cells],
     }
-    write_json(options.output / JSON_NAME, report)
+    with whole_file(options.output / JSON_NAME) as file:
+        write_json(file, report)
     if not result.cells:
         return
     try:
         from specwire.bench.sweep.picture import draw
 
-        draw(options.output / PICTURE_NAME, median_cells(result.cells), result.model_id)
+        with whole_file(options.output / PICTURE_NAME) as file:
+            draw(file, median_cells(result.cells), result.model_id)
     except ModuleNotFoundError as error:
         logger.warning("there is no picture, since %s", not_installed([str(error.name)], "plots"))
 
