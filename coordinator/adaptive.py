@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FEW_LEFT = 16
-"""Tokens that neither the first nor the last sequence may still get, with which drafting does not begin any more."""
+"""Tokens that no sequence may still get, with which drafting does not begin any more, nor is interrupted."""
+_NUM_LOOKED_AT = 8
+"""Sequences that show this."""
 _MOST_OPENED, _PROBES_PER_OPENING = 4, 4
 """Times as many sequences as a probe asks that drafters are told of for probes, and probes after which they are told of as many more."""
 _OBSERVED_PER_STEP = 16
@@ -90,7 +92,9 @@ class LanePolicy:
         most = 0 if not self.cost.unknown and _is_no_time_to_draft(lane, decodes, chunks) else _most_drafts(links, most)
         shape, num_sampling = self._shape(decodes, chunks, num_drafting, leaves_run_ahead=not lane.is_lockstep)
         room = ProbeRoom(
-            partial(_wait_ms, links, num_drafting), lambda: any(sequence.draft_slot.is_in_step for sequence in decodes if sequence.draft_slot)
+            partial(_wait_ms, links, num_drafting),
+            lambda: any(sequence.draft_slot.is_in_step for sequence in decodes if sequence.draft_slot),
+            lambda: _is_ending(decodes),
         )
         request = self.policy.choose_request(step, shape, num_sampling, most, lambda: _count_grades(decodes), room)
         self._note_fallback(request.fallback)
@@ -204,8 +208,9 @@ def _is_no_time_to_draft(lane: "Lane", decodes: "list[Sequence]", chunks: "Chunk
 
 
 def _is_ending(sequences: "list[Sequence]") -> bool:
-    """Whether they have few tokens left, as far as the first and the last one show."""
-    return max([one.max_len - len(one.token_ids) for one in (sequences[0], sequences[-1])]) < _FEW_LEFT
+    """Whether they have few tokens left, as far as some of them show."""
+    stride = -(-len(sequences) // _NUM_LOOKED_AT)
+    return max([one.max_len - len(one.token_ids) for one in (*sequences[::stride], sequences[-1])]) < _FEW_LEFT
 
 
 def _wait_ms(links: "list[DraftLink]", num_drafting: Rows[int], num_drafts: int, num_sequences: int) -> float:

@@ -27,6 +27,8 @@ _OBSERVED_AT_ONCE, _MAX_PENDING = 16, 4
 """Rows that are enough to learn from at once, and steps of fewer that wait for each other."""
 _FEW_TIMED, _TIMED_STRIDE = 64, 4
 """Observed steps of about one size whose parts are learned from, and of how many later ones one is: by then the clock corrects what they say."""
+_SETTLING_STEPS = 16
+"""Steps after one with prefill chunks in which drafters and streams may still be busy with what has begun."""
 _OK = RowStatus.OK
 
 
@@ -38,6 +40,20 @@ class _Outcome(NamedTuple):
     grades: Ints
     num_accepted: Ints
     clock_ms: float
+
+
+class _LoneProbe(NamedTuple):
+    """The last step, a probe that nothing is drafted beside.
+
+    Args:
+        elapsed_ms: until its commit; is_clocked: the factor by the clock is learned from it, too.
+    """
+
+    choice: Choice
+    round_: "Round"
+    measured: StepMs | None
+    elapsed_ms: float
+    is_clocked: bool
 
 
 class Learner:
@@ -54,36 +70,46 @@ class Learner:
         self._next_observed = 0
         self._finished_ns = 0
         self._pending: list[_Outcome] = []
-        self._probe: tuple[StepShape, float, bool] | None = None  # the last step, if it was one; its time, and whether it was answered
+        self._probe: _LoneProbe | None = None
         self._num_timed, self._num_rows_timed = 0, 0
+        self._num_since_chunks = 0
 
     def observe(self, choice: Choice, round_: "Round", result: VerifyResult, tell: Callable[[float, float], None]) -> None:
         """See `Choice.observe`. Learns from what became of the step's drafts, and how long its parts took, of one step of a few where there are many
         rows in each; and how long whole steps take, of all."""
         timing, now_ns, kind = result.timing, time.monotonic_ns(), _kind_of(choice)
         clock_ms = self.cost.clock.committed(choice.step, kind, now_ns)
-        self._settle_probe(choice, round_, kind)
+        self._settle_probe(choice, round_, kind, tell)
         # A round that ran ahead was at the verifier before the one before it had ended.
         started_ns, self._finished_ns = max(timing.started_ns, self._finished_ns), timing.finished_ns
-        if not choice.is_observed:
+        self._num_since_chunks = self._num_since_chunks + 1 if choice.shape.longest_row == 1 else 0
+        is_cold = kind is StepKind.LOCKSTEP and self.cost.clock.is_cold
+        is_lone = choice.request.is_lone and round_.plan.is_drafting and self.cost.clock.elapsed_ms > 0
+        is_clocked, clock_ms = (clock_ms > 0, 0.0) if is_lone else (False, clock_ms)
+        if not (choice.is_observed or is_cold):
             if clock_ms:
                 once_sent(lambda: self._observe_clock(choice, round_, None, kind, clock_ms, tell))
             return
-        if (kept := choice.kept) is not None:
+        if choice.is_observed and (kept := choice.kept) is not None:
             rows = _rows_of_round(round_, choice.rows)
             once_sent(lambda: self._observe_drafts(choice, kept, rows, result, clock_ms))
-        measured = _measure(choice, round_, timing, started_ns, now_ns) if timing.received_ns and self._is_timed(choice) else None
+        is_timed = timing.received_ns > 0 and _was_computed(choice, result) and self._is_timed(choice)
+        measured = _measure(choice, round_, timing, started_ns, now_ns) if is_timed else None
+        if is_lone:
+            self._probe = _LoneProbe(choice, round_, measured, self.cost.clock.elapsed_ms, is_clocked)
         once_sent(lambda: self._observe_cost(choice, round_, measured, kind, clock_ms, tell))
 
-    def _settle_probe(self, choice: Choice, round_: "Round", kind: StepKind) -> None:
-        """What a probe cost is known with the step after it: what followed its commit, and the pipeline's being empty, are in that one's time."""
+    def _settle_probe(self, choice: Choice, round_: "Round", kind: StepKind, tell: Callable[[float, float], None]) -> None:
+        """What a probe took is known with the step after it: what followed its commit, and the pipeline's being empty, are in that one's time."""
         probe, self._probe, elapsed_ms = self._probe, None, self.cost.clock.elapsed_ms
-        if probe is not None and elapsed_ms and kind is StepKind.RUN_AHEAD:
-            shape, probe_ms, is_answered = probe
-            lost_ms = probe_ms - self.cost.plain_ms(shape) + elapsed_ms - self.cost.plain_ms(_as_sent(choice.shape, round_))
-            self.policy.settle_probe(lost_ms, is_answered=is_answered)
-        if choice.request.is_lone and round_.plan.is_drafting and elapsed_ms:
-            self._probe = _as_sent(choice.shape, round_), elapsed_ms, choice.kept is not None
+        if probe is None or not elapsed_ms or kind is not StepKind.RUN_AHEAD:
+            return
+        shape = _as_sent(probe.choice.shape, probe.round_)
+        took_ms = probe.elapsed_ms + elapsed_ms - self.cost.plain_ms(_as_sent(choice.shape, round_))
+        self.policy.settle_probe(took_ms - self.cost.plain_ms(shape), is_answered=probe.choice.kept is not None)
+        if probe.is_clocked:
+            clock_ms = max(took_ms - self.cost.bubble_ms(shape), 0.0)
+            once_sent(lambda: self._observe_clock(probe.choice, probe.round_, probe.measured, StepKind.LOCKSTEP, clock_ms, tell))
 
     def _is_timed(self, choice: Choice) -> bool:
         """Whether it is learned what the parts of an observed step took."""
@@ -121,8 +147,13 @@ class Learner:
             clock_ms *= parts_ms[0] > 0 < parts_ms[1]
         is_ahead = kind is StepKind.RUN_AHEAD
         whole = self.cost.clock.observe(
-            kind, clock_ms, shape.num_rows, shape.num_tokens + choice.budget, lambda: (self.cost.plain_parts_ms(shape),) * 2 if is_ahead else parts_ms
-        )  # fmt: skip
+            kind,
+            clock_ms,
+            shape.num_rows,
+            shape.num_tokens + choice.budget,
+            lambda: (self.cost.plain_parts_ms(shape),) * 2 if is_ahead else parts_ms,
+            is_settled=self._num_since_chunks >= _SETTLING_STEPS,
+        )
         if whole is not None:
             tell(*whole)
 
@@ -200,6 +231,11 @@ def _kind_of(choice: Choice) -> StepKind:
     if shape.num_requested:
         return StepKind.OTHER if choice.kept is None else StepKind.LOCKSTEP
     return StepKind.RUN_AHEAD
+
+
+def _was_computed(choice: Choice, result: VerifyResult) -> bool:
+    """Whether the verifier has computed all tokens that the step is priced by: what the prefix cache has of a chunk takes no time."""
+    return choice.shape.longest_row == 1 or result.num_padded_tokens >= choice.shape.num_tokens + choice.budget
 
 
 def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int, now_ns: int) -> StepMs:

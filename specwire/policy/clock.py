@@ -11,8 +11,11 @@ In lockstep most of what no part shows does not depend on how many drafts are ve
 than it is, and too few were verified (7% were lost so in simulation, 16 sequences with 3 ms on top of 8).
 
 Of steps with drafts, behind each other, that time is the whole step; of steps that run ahead it is the period. A probe between steps that run ahead
-counts only where there was nothing better for long: what follows the commit of many tokens is missing in it. Steps in a row are put together, since
-two answers may be committed at once.
+counts only where there was nothing better for long, and with what the step after it took longer: what follows the commit of its tokens. Steps in
+a row are put together, since two answers may be committed at once.
+
+Steps that run ahead soon after prefill chunks are believed little: drafters compute prompts then, and streams begin. While the lane drafts, what is
+known of them ages.
 """
 
 from collections.abc import Callable
@@ -35,6 +38,10 @@ _NUM_COLD = 16
 """Steps in lockstep until their parts' own factors are about right."""
 _LEAST = 0.1
 """Factor that a step counts for at least, however short it was."""
+_AGEING = 4e-5
+"""Share of its prior that returns to the price of steps that run ahead with each step in lockstep: after 250 of them it may be 10% off."""
+_UNSETTLED_DEVIATION = 0.4
+"""Of steps that run ahead soon after prefill chunks: drafters are told of sequences and compute their prompts, streams begin."""
 _FEW, _MANY = 8, 4
 """The first measurements of a size are of single steps in lockstep, the later ones of so many steps."""
 
@@ -59,6 +66,7 @@ class _Stretch:
     clock_ms: float = 0.0
     parts_ms: float = 0.0
     base_ms: float = 0.0
+    is_settled: bool = True
 
 
 class StepClock:
@@ -127,7 +135,14 @@ class StepClock:
         return self.elapsed_ms
 
     def observe(
-        self, kind: StepKind, clock_ms: float, num_rows: int, num_tokens: int, price: Callable[[], tuple[float, float]]
+        self,
+        kind: StepKind,
+        clock_ms: float,
+        num_rows: int,
+        num_tokens: int,
+        price: Callable[[], tuple[float, float]],
+        *,
+        is_settled: bool = True,
     ) -> tuple[float, float] | None:
         """What `committed` said of a step, in order; may come later. Returns predicted and measured milliseconds of a step, the mean of some, where
         that has become known.
@@ -135,6 +150,7 @@ class StepClock:
         Args:
             num_rows, num_tokens: of the round.
             price: what its parts should take, and the base, in milliseconds; of steps that run ahead both are the same.
+            is_settled: nothing was begun lately that may still take the peers' or the coordinator's time.
         """
         told, stretch = None, self._stretch
         if stretch.num_steps and (kind is not stretch.kind or num_rows != stretch.num_rows):
@@ -142,7 +158,7 @@ class StepClock:
         if not clock_ms:
             return told
         stretch = self._stretch
-        stretch.kind, stretch.num_rows = kind, num_rows
+        stretch.kind, stretch.num_rows, stretch.is_settled = kind, num_rows, stretch.is_settled and is_settled
         stretch.num_steps += 1
         stretch.num_tokens += num_tokens
         stretch.clock_ms += clock_ms
@@ -168,5 +184,9 @@ class StepClock:
         place = kind, num_tokens.bit_length()
         self._counts[place] = self._counts.get(place, 0) + 1
         self.errors.observe(predicted_ms, clock_ms)
-        correction.observe(num_tokens, base_ms, max(base_ms + clock_ms - parts_ms, _LEAST * base_ms))
+        is_unsettled = kind is StepKind.RUN_AHEAD and not stretch.is_settled
+        least_ms = _LEAST * base_ms
+        correction.observe(num_tokens, base_ms, max(base_ms + clock_ms - parts_ms, least_ms), deviation=_UNSETTLED_DEVIATION * is_unsettled)
+        if kind is StepKind.LOCKSTEP:
+            self.run_ahead.age(_AGEING * number)
         return predicted_ms, clock_ms

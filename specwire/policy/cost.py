@@ -148,7 +148,7 @@ class StepCost:
         """
         num_tokens = shape.num_tokens + num_draft_tokens
         verify_ms = self.verify.table_ms_of(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
-        self.verify.correction.observe(num_tokens, verify_ms, measured.verify_ms)
+        self.verify.correction_of(shape.longest_row).observe(num_tokens, verify_ms, measured.verify_ms)
         num_hops = 2 if shape.num_requested else 1
         self.hops.correction_of(num_hops).observe(self.hops.table_ms(shape.num_rows, num_hops), measured.hop_ms)
         if not shape.num_requested:
@@ -179,7 +179,7 @@ class StepCost:
     def _verify_ms(self, shape: StepShape, num_draft_tokens: int = 0) -> float:
         num_tokens = shape.num_tokens + num_draft_tokens
         table_ms = self.verify.table_ms_of(num_tokens, shape.num_rows, shape.num_kv_tokens, shape.longest_row)
-        return self.verify.correction.at(num_tokens) * table_ms
+        return self.verify.correction_of(shape.longest_row).at(num_tokens) * table_ms
 
     def _times_of_asked(self, shape: StepShape) -> list[tuple[float, DraftCurve]]:
         """What each drafter takes for its share of what is asked for; none where the lane runs ahead."""

@@ -43,10 +43,14 @@ class VerifyCurve:
 
     Args:
         cost: the verifier's table; points that are no positive finite numbers are left out.
+
+    Attributes:
+        correction: the factors; chunk_correction: of rounds with long chunks, where these have a table of their own: what that is wrong by says
+            nothing of drafts.
     """
 
     def __init__(self, cost: VerifyCost) -> None:
-        self.correction = ShapeCorrection()
+        self.correction, self.chunk_correction = ShapeCorrection(), ShapeCorrection()
         self._steps = _DenseTable(cost.num_tokens, cost.step_ms, cost.max_graph_tokens)
         self._chunks = _DenseTable(cost.chunk_num_tokens, cost.chunk_ms, 0)
         self._max_graph_row_tokens = cost.max_graph_row_tokens
@@ -69,21 +73,28 @@ class VerifyCurve:
         """See `table_ms`; with the factors."""
         if not len(num_tokens):
             return np.zeros(0)
-        factors = self.correction.up_to(int(num_tokens.max()))[num_tokens]
+        factors = self.correction_of(longest_row).up_to(int(num_tokens.max()))[num_tokens]
         return self.table_ms(num_tokens, num_rows, num_kv_tokens, longest_row) * factors
 
     def ms_from(self, num_tokens: int, num_more: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> FloatArray:
         """The same as `ms` of num_tokens, num_tokens + 1, ..., num_tokens + num_more, sooner."""
         ms = self._table(longest_row).between(num_tokens, num_tokens + num_more) + self._rest_ms(num_rows, num_kv_tokens)
-        ms *= self.correction.up_to(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1]
+        ms *= self.correction_of(longest_row).up_to(num_tokens + num_more)[num_tokens : num_tokens + num_more + 1]
         return ms
 
     def table_ms_of(self, num_tokens: int, num_rows: int, num_kv_tokens: int, longest_row: int = 1) -> float:
         """The same as `table_ms` of one number."""
         return float(self._table(longest_row).between(num_tokens, num_tokens)[0]) + self._rest_ms(num_rows, num_kv_tokens)
 
+    def correction_of(self, longest_row: int) -> ShapeCorrection:
+        """The factors of rounds with such a row."""
+        return self.chunk_correction if self._is_chunk(longest_row) else self.correction
+
     def _table(self, longest_row: int) -> "_DenseTable":
-        return self._chunks if self._chunks.num_points and 0 < self._max_graph_row_tokens < longest_row else self._steps
+        return self._chunks if self._is_chunk(longest_row) else self._steps
+
+    def _is_chunk(self, longest_row: int) -> bool:
+        return self._chunks.num_points > 0 and 0 < self._max_graph_row_tokens < longest_row
 
     def _rest_ms(self, num_rows: int, num_kv_tokens: int) -> float:
         return self._ms_per_row * max(0, num_rows - 1) + self._ms_per_kv_token * max(0, num_kv_tokens)

@@ -41,7 +41,9 @@ _LOSS_DECAY = 1 / 64
 PLAIN_STEPS = 3
 """Of a spell: the first one fills the pipeline, and there are two periods behind it."""
 SPELL_STEPS = 64
-"""Steps between two spells, even where nothing is known."""
+"""Steps between two spells, even where nothing is known, but for the first ones since drafting began."""
+_FIRST_SPELL_STEPS = 24
+"""Steps before the first of these; twice as many before each later one. What steps without drafts took just before says little of them."""
 _STRIDE = 16
 _MIN_ROWS = 4
 
@@ -129,18 +131,20 @@ class PlainSpells:
         self._share = share
         self._credit_ms = 0.0
         self._num_left = 0
-        self._num_since = SPELL_STEPS
+        self._num_since = self._gap = _FIRST_SPELL_STEPS
 
     def note_plain(self) -> None:
         """A step that would not draft."""
         self._num_left = self._num_since = 0
+        self._gap = _FIRST_SPELL_STEPS
 
-    def is_due(self, step_ms: float, loss_ms: float, *, is_in_doubt: bool) -> bool:
+    def is_due(self, step_ms: float, loss_ms: float, is_ending: Callable[[], bool] = lambda: False, *, is_in_doubt: bool) -> bool:
         """Called once a step that would draft: True for those that are to be without drafts.
 
         Args:
             step_ms: of the step with drafts.
             loss_ms: what all steps of a spell lose.
+            is_ending: whether it is too late for one.
             is_in_doubt: whether drafting pays can't be said without it.
         """
         if self._num_left:
@@ -149,10 +153,13 @@ class PlainSpells:
         self._num_since += 1
         loss_ms = max(loss_ms, MIN_PROBE_LOSS * step_ms)
         self._credit_ms = min(self._credit_ms + self._share * step_ms, loss_ms)
-        if not (is_in_doubt and self._num_since >= SPELL_STEPS) and (not self._share or self._credit_ms < loss_ms):
+        if not (is_in_doubt and self._num_since >= self._gap) and (not self._share or self._credit_ms < loss_ms):
+            return False
+        if is_ending():
             return False
         self._credit_ms = max(0.0, self._credit_ms - loss_ms)
         self._num_left, self._num_since = PLAIN_STEPS - 1, 0
+        self._gap = min(2 * self._gap, SPELL_STEPS)
         return True
 
 

@@ -136,7 +136,7 @@ class RequestPlanner:
         self._note_stay(plan.request.num_drafts > 0)
         if not plan.request.num_drafts:
             self._spells.note_plain()
-        elif shape.longest_row == 1 and self._spells.is_due(plan.step_ms, plan.spell_loss_ms, is_in_doubt=plan.is_in_doubt):
+        elif shape.longest_row == 1 and self._spells.is_due(plan.step_ms, plan.spell_loss_ms, room.is_ending, is_in_doubt=plan.is_in_doubt):
             return MEASURED
         if plan.request.num_drafts == most or not self.probes.is_due(
             plan.step_ms, plan.probe_loss_ms, plan.probe_wait_ms, room.is_ready, is_hopeless=plan.is_hopeless

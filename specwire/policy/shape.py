@@ -57,9 +57,12 @@ class ShapeCorrection:
         self._log_sizes: Floats = _NONE
         self._dense: Floats = _NONE  # of as many sizes as were asked for since the last round
 
-    def observe(self, num_tokens: int, table_ms: float, measured_ms: float) -> None:
+    def observe(self, num_tokens: int, table_ms: float, measured_ms: float, *, deviation: float = 0.0) -> None:
         """One round of so many tokens: what the table says, without factors, and what was measured. Nothing where either is not a positive finite
-        number."""
+        number.
+
+        deviation: by which the measurement's logarithm may be off at least, where more is known of it than of others.
+        """
         if not (0.0 < table_ms < math.inf and 0.0 < measured_ms < math.inf):
             return
         knot, weight = _place(num_tokens)
@@ -69,7 +72,7 @@ class ShapeCorrection:
         self._covariance += self._forgetting * self._noise * (self._prior - self._covariance)
         with_size = (1.0 - weight) * self._covariance[knot] + weight * self._covariance[knot + 1]
         variance = float((1.0 - weight) * with_size[knot] + weight * with_size[knot + 1])
-        gain = with_size / (variance + self._noise)
+        gain = with_size / (variance + max(self._noise, deviation**2))
         # By how surprises of about one size differ: what they share is still to be learned, and no noise.
         if knot == self._last[0]:
             self._noise = max(_LEAST_NOISE, self._noise + _NOISE_RATE * ((surprise - self._last[1]) ** 2 / 2 - self._noise))
@@ -80,6 +83,10 @@ class ShapeCorrection:
         self._covariance -= gain[:, None] * with_size
         self._dense = _NONE
         self.factor = math.exp(self._log_factor(knot, weight))
+
+    def age(self, share: float) -> None:
+        """Time has passed without measurements: this share of the prior returns, the factors stay."""
+        self._covariance += share * (self._prior - self._covariance)
 
     def at(self, num_tokens: int) -> float:
         """The factor of one size."""

@@ -32,15 +32,17 @@ class DraftRequest(NamedTuple):
 
 
 class ProbeRoom(NamedTuple):
-    """What probes depend on.
+    """What probes and spells without drafts depend on.
 
     Args:
         wait_ms: how long a step may wait for so many drafts, of each of so many sequences.
         is_ready: whether drafters are in step with some sequence that could be asked for.
+        is_ending: whether so few tokens are left that leaving off drafting for some steps can't be made up for.
     """
 
     wait_ms: Callable[[int, int], float]
     is_ready: Callable[[], bool]
+    is_ending: Callable[[], bool] = lambda: False
 
 
 NO_REQUEST = DraftRequest(0)

@@ -41,6 +41,7 @@ class Models:
         lockstep_ms: what else a step in lockstep takes more, by rows.
         draft_factor: how much longer drafts take than the drafter says; a verifier's table is right.
         acceptance: of each position.
+        open_ms: that a verifier or a drafter takes for each sequence that it is told of.
     """
 
     verify: Sequence[tuple[int, float]]
@@ -52,6 +53,7 @@ class Models:
     lockstep_ms: Sequence[tuple[int, float]]
     draft_factor: float
     acceptance: float
+    open_ms: float = 0.0
     has_fixed_draft: bool = False
     """A call costs the same for any number of drafts."""
 
@@ -142,7 +144,14 @@ class Outcome:
 
 
 def run_bursts(
-    models: Models, num_sequences: int, k: int | None, *, num_bursts: int = 2, num_prompt_tokens: int = 128, num_tokens: int = 128
+    models: Models,
+    num_sequences: int,
+    k: int | None,
+    *,
+    num_bursts: int = 2,
+    num_prompt_tokens: int = 128,
+    num_tokens: int = 128,
+    same_prompts: bool = False,
 ) -> Outcome:
     """Each burst begins when the one before it has ended.
 
@@ -151,13 +160,13 @@ def run_bursts(
     """
     loop = VirtualLoop()
     try:
-        return loop.run_until_complete(_run(loop, models, num_sequences, k, num_bursts, num_prompt_tokens, num_tokens))
+        return loop.run_until_complete(_run(loop, models, num_sequences, k, num_bursts, num_prompt_tokens, num_tokens, same_prompts=same_prompts))
     finally:
         loop.close()
 
 
 async def _run(
-    loop: VirtualLoop, models: Models, number: int, k: int | None, num_bursts: int, num_prompt_tokens: int, num_tokens: int
+    loop: VirtualLoop, models: Models, number: int, k: int | None, num_bursts: int, num_prompt_tokens: int, num_tokens: int, *, same_prompts: bool
 ) -> Outcome:  # fmt: skip
     rng, gpu = random.Random(0), Gpu()
 
@@ -173,13 +182,17 @@ async def _run(
         if lane.is_lockstep and was_in_flight and not lane.in_flight:
             loop.now_s += interpolate(models.lockstep_ms, number) / 1000
 
+    num_verified = 0
+
     def verify_s(message: VerifyRound) -> float:
-        tokens = sum(row.token_budget or 1 + len(row.draft_tokens) for row in message.rows)
-        return gpu.wait_s(interpolate(models.verify, tokens)) if tokens else 0.0
+        nonlocal num_verified
+        tokens, num_verified = verifier.num_tokens - num_verified, verifier.num_tokens
+        return gpu.wait_s(interpolate(models.verify, tokens) + models.open_ms * len(message.opens)) if tokens else 0.0
 
     def draft_s(message: DraftRound) -> float:
+        opens_s = gpu.wait_s(models.open_ms * len(message.opens)) if models.open_ms and message.opens else 0.0
         if not message.rows:
-            return 0.0
+            return opens_s
         return (
             gpu.wait_s(models.draft_factor * models.draft_ms(len(message.rows), max(row.num_drafts for row in message.rows))) + models.hop_ms / 1000
         )
@@ -187,10 +200,11 @@ async def _run(
     length = num_prompt_tokens + num_tokens
     sizes = [size for size, _ in models.verify]
     network = LocalNetwork()
-    network.put("v:1", ScriptedVerifier(VerifierScript(
+    verifier = ScriptedVerifier(VerifierScript(
         max_model_len=length + 64, max_num_seqs=number, max_num_batched_tokens=max(512, 2 * number * (models.k + 1)), num_blocks=number * length,
-        prefix_caching=False, tells_times=True, delay_s=verify_s, verify_cost=VerifyCost(tuple(sizes), tuple(ms for _, ms in models.verify)),
-    )))  # fmt: skip
+        prefix_caching=same_prompts, tells_times=True, delay_s=verify_s, verify_cost=VerifyCost(tuple(sizes), tuple(ms for _, ms in models.verify)),
+    ))  # fmt: skip
+    network.put("v:1", verifier)
     table = tuple(DraftCost(drafts, count, models.draft_ms(count, drafts)) for count in _SEQUENCES for drafts in range(1, models.k + 1))
     drafter = CatchingUpDrafter(DrafterScript(
         max_model_len=length + 64, max_num_seqs=number, acceptance=models.acceptance, draft_cost=table, tells_times=True, delay_s=draft_s,
@@ -215,7 +229,9 @@ async def _run(
             seconds = 0.0
             for burst in range(num_bursts):
                 started_s = loop.now_s
-                prompts = [[3 + (burst + 5 * index + 7 * place) % 900 for place in range(num_prompt_tokens)] for index in range(number)]
+                prompts = [
+                    [3 + (burst * (not same_prompts) + 5 * index + 7 * place) % 900 for place in range(num_prompt_tokens)] for index in range(number)
+                ]
                 await _burst(engine, prompts, num_tokens)
                 seconds += loop.now_s - started_s
                 await asyncio.sleep(0.02)

@@ -1,6 +1,8 @@
 """Adaptive verification by a coordinator that has learned nothing yet, in bursts of some hundred steps, at costs as on an H200: exploring must cost
 next to nothing where drafts don't pay, and drafts that do pay must be found."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.coordinator.bursts import Models, run_bursts
@@ -42,6 +44,18 @@ def test_where_drafts_do_not_pay(models: Models, num_sequences: int, num_prompt_
     assert adaptive.seconds <= plain.seconds / least
     assert not adaptive.fallbacks.get("drafter_timeout"), "no step waited in vain"
     assert adaptive.num_opens < num_sequences, "nor did the drafter compute prompts of sequences that it is not asked about"
+
+
+@pytest.mark.parametrize(
+    ("models", "num_sequences"),
+    [pytest.param(BLOCK, 256, id="block, 256"), pytest.param(LLAMA_8B, 256, id="draft model, 256"), pytest.param(LLAMA_8B, 64, id="draft model, 64")],
+)
+def test_prompts_that_the_prefix_cache_has_say_nothing_of_what_large_rounds_cost(models: Models, num_sequences: int) -> None:
+    """A chunk whose tokens are cached takes next to no time; had that made rounds of so many tokens seem cheap, all drafts would seem to pay."""
+    models = replace(models, open_ms=0.06, chunk_ms=0.1)
+    plain = run_bursts(models, num_sequences, 0, num_bursts=4, num_prompt_tokens=512, num_tokens=64, same_prompts=True)
+    adaptive = run_bursts(models, num_sequences, None, num_bursts=4, num_prompt_tokens=512, num_tokens=64, same_prompts=True)
+    assert adaptive.seconds <= plain.seconds / 0.96
 
 
 @pytest.mark.parametrize(("num_sequences", "gain"), [(1, 2.0), (16, 1.4)])

@@ -1,5 +1,9 @@
 """Whole steps by the clock: which times say something, what they do to prices, and what that is worth to a lane."""
 
+import itertools
+from functools import partial
+from operator import le
+
 import numpy as np
 import pytest
 
@@ -83,6 +87,30 @@ def test_a_hiccup_moves_little() -> None:
     assert clock.lockstep.at(16) < 1.15
 
 
+def test_plain_steps_soon_after_prompts_are_believed_less_than_those_of_a_spell_later() -> None:
+    """Drafters compute prompts and streams begin, so that they take longer; what they seem to take makes drafts look good."""
+    clock = StepClock()
+    for _ in range(16):
+        clock.observe(AHEAD, 13.0, 16, 16, lambda: (10.0, 10.0), is_settled=False)
+    assert clock.run_ahead.at(16) == pytest.approx(1.3, rel=0.05), "they are all that is known"
+    assert clock.run_ahead.deviation(16) > 0.15
+    observe(clock, LOCKSTEP, [20.0] * 12)
+    observe(clock, AHEAD, [10.0, 10.0])
+    observe(clock, LOCKSTEP, [20.0])
+    assert clock.run_ahead.at(16) < 1.08
+    assert clock.run_ahead.deviation(16) < 0.1
+
+
+def test_what_plain_steps_take_is_less_sure_the_longer_there_were_none() -> None:
+    clock = StepClock()
+    observe(clock, AHEAD, [10.0] * 40)
+    known, factor = clock.run_ahead.deviation(16), clock.run_ahead.at(16)
+    assert known < 0.05
+    observe(clock, LOCKSTEP, [20.0] * 300)
+    assert clock.run_ahead.deviation(16) == pytest.approx(0.11, abs=0.02)
+    assert clock.run_ahead.at(16) == factor
+
+
 def test_prices_are_multiplied() -> None:
     cost, shape, drafting = StepCost.from_tables(VERIFY, BLOCK), shape_of(16), shape_of(16, k=3)
     budgets = np.arange(49)
@@ -118,6 +146,15 @@ def test_where_it_is_in_doubt_whether_drafting_pays_there_is_one_in_64_steps() -
     spells = PlainSpells(0.0)
     assert sum(spells.is_due(10.0, 20.0, is_in_doubt=True) for _ in range(640)) == pytest.approx(10 * PLAIN_STEPS, abs=PLAIN_STEPS)
     assert not any(spells.is_due(10.0, 20.0, is_in_doubt=False) for _ in range(640)[PLAIN_STEPS:])
+
+
+def test_the_first_spells_since_drafting_began_come_sooner_and_none_where_it_is_too_late() -> None:
+    spells = PlainSpells(0.0)
+    for _ in range(100):
+        spells.note_plain()
+    due = [spells.is_due(10.0, 20.0, partial(le, 250, step), is_in_doubt=True) for step in range(400)]
+    starts = [step for step, (before, now) in enumerate(zip([False, *due], due, strict=False)) if now and not before]
+    assert [after - before - PLAIN_STEPS for before, after in itertools.pairwise([-PLAIN_STEPS, *starts])] == [23, 47, 63, 63]
 
 
 # --- what it is worth ------------------------------------------------------------------------------------------------

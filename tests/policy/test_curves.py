@@ -32,6 +32,16 @@ def test_a_verify_curve_goes_on_however_far_it_is_asked() -> None:
     assert curve.ms(np.array([], dtype=np.int64), 1, 0).shape == (0,)
 
 
+def test_rounds_with_long_chunks_have_factors_of_their_own_where_they_have_a_table() -> None:
+    curve = VerifyCurve(VerifyCost((1, 64), (4.0, 8.0), max_graph_row_tokens=8, chunk_num_tokens=(64, 512), chunk_ms=(10.0, 40.0)))
+    for _ in range(50):
+        curve.correction_of(100).observe(64, 10.0, 5.0)
+    assert curve.ms(np.array([64]), 1, 0, longest_row=64) == pytest.approx([5.0], rel=0.02)
+    assert curve.ms(np.array([64]), 8, 0, longest_row=8) == pytest.approx([8.0])
+    alike = VerifyCurve(VerifyCost((1, 64), (4.0, 8.0)))
+    assert alike.correction_of(100) is alike.correction_of(1)
+
+
 def test_a_draft_curve_is_interpolated_over_k_and_sequences() -> None:
     curve = DraftCurve([DraftCost(1, 1, 2.0), DraftCost(5, 1, 10.0), DraftCost(1, 4, 5.0), DraftCost(5, 4, 13.0), DraftCost(3, 4, 8.0)])
     assert [curve.ms(k, 1) for k in range(7)] == pytest.approx([0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0])

@@ -111,6 +111,7 @@ class ScriptedVerifier:
         self.num_blocks_used = 0
         self.num_rounds = 0
         self.num_rows = 0
+        self.num_tokens = 0  # that were computed
         self.num_stray_rows = 0  # rows of slots that their own coordinator had closed
         self.received: deque[VerifyRound] = deque(maxlen=10_000)
         self.num_draft_tokens = 0
@@ -190,14 +191,14 @@ class ScriptedVerifier:
         self.num_rows += len(message.rows)
         for index in [index for index, slot in session.slots.items() if slot.is_dead]:
             self.num_blocks_used -= session.slots.pop(index).num_blocks
-        opened = [self._open(session, open_) for open_ in message.opens]
+        opened, num_tokens = [self._open(session, open_) for open_ in message.opens], self.num_tokens
         rows = [self._run(session, message.round, row) for row in message.rows]
         block_size = self.script.block_size
         promised = sum(-(-(row.token_budget or 1 + len(row.draft_tokens)) // block_size) + 1 for queued in session.queue for row in queued.rows)
         features = self._features(session, message, rows) if self.script.feature_sets else []
         return VerifyResult(
             message.session, message.lane, message.round, rows, self.num_blocks - self.num_blocks_used, promised, features=features,
-            opened_num_cached_tokens=opened,
+            opened_num_cached_tokens=opened, num_padded_tokens=self.num_tokens - num_tokens,
         )  # fmt: skip
 
     def _features(self, session: Session, message: VerifyRound, rows: list[VerifyRowResult]) -> list[FeatureHandle]:
@@ -252,6 +253,7 @@ class ScriptedVerifier:
         if not self._reserve(slot, slot.num_computed + num_tokens):
             return VerifyRowResult(RowStatus.OUT_OF_BLOCKS, slot.num_computed, slot.num_cached)
         slot.last_round = round_
+        self.num_tokens += num_tokens
         slot.num_computed += num_tokens
         slot.may_follow = False
         if num_tokens == 0 or slot.num_computed < num_known:
@@ -276,6 +278,7 @@ class ScriptedVerifier:
         if not self._reserve(slot, row.base_len + len(drafts)):
             return VerifyRowResult(RowStatus.OUT_OF_BLOCKS, slot.num_computed, slot.num_cached)
         slot.last_round = round_
+        self.num_tokens += 1 + len(drafts)
         return self._emit(slot, drafts)
 
     def _emit(self, slot: _Slot, drafts: list[int]) -> VerifyRowResult:
