@@ -152,7 +152,7 @@ class Learner:
             shape.num_rows,
             shape.num_tokens + choice.budget,
             lambda: (self.cost.plain_parts_ms(shape),) * 2 if is_ahead else parts_ms,
-            is_settled=self._num_since_chunks >= _SETTLING_STEPS,
+            is_settled=not choice.request.is_lone if kind is StepKind.LOCKSTEP else self._num_since_chunks >= _SETTLING_STEPS,
         )
         if whole is not None:
             tell(*whole)

@@ -28,8 +28,8 @@ from specwire.policy.shape import Floats, ShapeCorrection
 
 _FORGETTING = 0.01
 """As four steps of a part: what is measured is that of some steps in a row."""
-_STEP_DEVIATION = 0.1
-"""What no part shows differs less from size to size than tables do that are wrong."""
+_STEP_DEVIATION, _LEVEL_DEVIATION = 0.1, 0.3
+"""What no part shows differs less from size to size than tables do that are wrong, and is seldom more than some tenths of a step."""
 _MIN_RUN_AHEAD = 2
 """Periods that say something."""
 _STALE_STEPS = 128
@@ -38,10 +38,11 @@ _NUM_COLD = 16
 """Steps in lockstep until their parts' own factors are about right."""
 _LEAST = 0.1
 """Factor that a step counts for at least, however short it was."""
-_AGEING = 4e-5
+_AGEING = 4e-4
 """Share of its prior that returns to the price of steps that run ahead with each step in lockstep: after 250 of them it may be 10% off."""
-_UNSETTLED_DEVIATION = 0.4
-"""Of steps that run ahead soon after prefill chunks: drafters are told of sequences and compute their prompts, streams begin."""
+_UNSETTLED_DEVIATION = 0.25
+"""Of steps that run ahead soon after prefill chunks, when drafters are told of sequences and compute their prompts, and streams begin; and of single
+steps in lockstep, whose drafters may be told of sequences just then."""
 _FEW, _MANY = 8, 4
 """The first measurements of a size are of single steps in lockstep, the later ones of so many steps."""
 
@@ -83,8 +84,8 @@ class StepClock:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.run_ahead = ShapeCorrection(_FORGETTING, _STEP_DEVIATION)
-        self.lockstep = ShapeCorrection(_FORGETTING, _STEP_DEVIATION)
+        self.run_ahead = ShapeCorrection(_FORGETTING, _STEP_DEVIATION, _LEVEL_DEVIATION)
+        self.lockstep = ShapeCorrection(_FORGETTING, _STEP_DEVIATION, _LEVEL_DEVIATION)
         self.errors = PredictionErrors()
         self._last_ns = self._step = self._paired_step = 0
         self.elapsed_ms = 0.0
@@ -150,7 +151,7 @@ class StepClock:
         Args:
             num_rows, num_tokens: of the round.
             price: what its parts should take, and the base, in milliseconds; of steps that run ahead both are the same.
-            is_settled: nothing was begun lately that may still take the peers' or the coordinator's time.
+            is_settled: nothing was begun lately that may still take the peers' or the coordinator's time, and the step is none of a kind by itself.
         """
         told, stretch = None, self._stretch
         if stretch.num_steps and (kind is not stretch.kind or num_rows != stretch.num_rows):
@@ -184,9 +185,9 @@ class StepClock:
         place = kind, num_tokens.bit_length()
         self._counts[place] = self._counts.get(place, 0) + 1
         self.errors.observe(predicted_ms, clock_ms)
-        is_unsettled = kind is StepKind.RUN_AHEAD and not stretch.is_settled
         least_ms = _LEAST * base_ms
-        correction.observe(num_tokens, base_ms, max(base_ms + clock_ms - parts_ms, least_ms), deviation=_UNSETTLED_DEVIATION * is_unsettled)
+        deviation = 0.0 if stretch.is_settled else _UNSETTLED_DEVIATION
+        correction.observe(num_tokens, base_ms, max(base_ms + clock_ms - parts_ms, least_ms), deviation=deviation)
         if kind is StepKind.LOCKSTEP:
             self.run_ahead.age(_AGEING * number)
         return predicted_ms, clock_ms

@@ -28,6 +28,9 @@ _NEAR_STEPS = 16
 """In which drafters can compute the prompts of those that a probe asks for."""
 _MAX_SURCHARGE = 8.0
 _SURCHARGE_BLEND = 0.5
+_SURPRISE = 2.0
+"""Times as dear as the last ones were that a probe counts for at most, and twice that for the credit: the first one may find peers that have never
+drafted, and one hiccup must not end all probes."""
 MIN_PROBE_LOSS = 0.2
 """Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
 _MIN_LOST = 0.2
@@ -104,10 +107,11 @@ class Probes:
         self._is_answered = is_answered
         if not self._expected_ms:
             return
-        lost_ms = max(lost_ms, _MIN_LOST * self._expected_ms)
+        most_times = min(_SURPRISE * self._surcharge, _MAX_SURCHARGE)
+        lost_ms = min(max(lost_ms, _MIN_LOST * self._expected_ms), _SURPRISE * most_times * self._expected_ms)
         self._credit_ms += self._taken_ms - lost_ms
         if is_answered:
-            times = min(max(lost_ms / self._expected_ms, 1.0), _MAX_SURCHARGE)
+            times = min(max(lost_ms / self._expected_ms, 1.0), most_times)
             self._surcharge += _SURCHARGE_BLEND * (times - self._surcharge)
         self._taken_ms = 0.0
 

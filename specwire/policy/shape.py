@@ -17,9 +17,8 @@ Floats = NDArray[np.float64]
 
 _NUM_KNOTS = 13
 """From 1 to 4096 tokens; larger rounds have the last one's factor."""
-_LEVEL_VARIANCE = 1.0
-STEP_DEVIATION = 0.25
-"""Prior variance of the logarithms of all factors together, and standard deviation of those between a size and twice as many tokens."""
+LEVEL_DEVIATION, STEP_DEVIATION = 1.0, 0.25
+"""Prior standard deviations of the logarithms of all factors together, and of those between a size and twice as many tokens."""
 _LEAST_NOISE = 0.1**2
 """Variance of a measurement's logarithm, at first and at least. It is followed: on a busy machine one time says little."""
 _NOISE_RATE = 1 / 32
@@ -36,7 +35,7 @@ class ShapeCorrection:
 
     Args:
         forgetting: share of the prior that returns with each measurement, where the noise is 1.
-        step_deviation: of the prior, see above.
+        step_deviation, level_deviation: of the prior, see above.
 
     Attributes:
         factor: that of the last measured size.
@@ -45,14 +44,14 @@ class ShapeCorrection:
 
     __slots__ = ("_covariance", "_dense", "_forgetting", "_last", "_log_sizes", "_logs", "_noise", "_prior", "errors", "factor")
 
-    def __init__(self, forgetting: float = FORGETTING, step_deviation: float = STEP_DEVIATION) -> None:
+    def __init__(self, forgetting: float = FORGETTING, step_deviation: float = STEP_DEVIATION, level_deviation: float = LEVEL_DEVIATION) -> None:
         self._forgetting = forgetting
         self.factor = 1.0
         self.errors = PredictionErrors()
         self._noise = _LEAST_NOISE
         self._last = -1, 0.0  # the knot and the surprise of the last round
         self._logs: Floats = np.zeros(_NUM_KNOTS)
-        self._prior: Floats = _LEVEL_VARIANCE + step_deviation**2 * _STEPS
+        self._prior: Floats = level_deviation**2 + step_deviation**2 * _STEPS
         self._covariance: Floats = self._prior.copy()
         self._log_sizes: Floats = _NONE
         self._dense: Floats = _NONE  # of as many sizes as were asked for since the last round

@@ -92,12 +92,12 @@ def test_plain_steps_soon_after_prompts_are_believed_less_than_those_of_a_spell_
     clock = StepClock()
     for _ in range(16):
         clock.observe(AHEAD, 13.0, 16, 16, lambda: (10.0, 10.0), is_settled=False)
-    assert clock.run_ahead.at(16) == pytest.approx(1.3, rel=0.05), "they are all that is known"
-    assert clock.run_ahead.deviation(16) > 0.15
+    assert clock.run_ahead.at(16) == pytest.approx(1.25, rel=0.05), "they are all that is known"
+    assert clock.run_ahead.deviation(16) > 0.1
     observe(clock, LOCKSTEP, [20.0] * 12)
     observe(clock, AHEAD, [10.0, 10.0])
     observe(clock, LOCKSTEP, [20.0])
-    assert clock.run_ahead.at(16) < 1.08
+    assert clock.run_ahead.at(16) < 1.12
     assert clock.run_ahead.deviation(16) < 0.1
 
 

@@ -37,11 +37,23 @@ def test_drafters_that_have_not_answered_yet_may_be_late() -> None:
 
 
 def test_a_probe_costs_what_it_took() -> None:
-    """And the next one is taken to cost as much."""
+    """And the next one is taken to cost more, too."""
     probes = Probes(0.01)
     steps_until_due(probes)
     probes.settle(3.0, is_answered=True)
-    assert steps_until_due(probes) == pytest.approx(400, abs=2), "two that were not earned, and twice the table's loss"
+    assert steps_until_due(probes) == pytest.approx(350, abs=2), "two that were not earned, and one and a half times the table's loss"
+    for _ in range(8):
+        probes.settle(3.0, is_answered=True)
+        last = steps_until_due(probes)
+    assert last == pytest.approx(300, abs=10), "what all of them took"
+
+
+def test_one_that_takes_very_long_does_not_end_all_others() -> None:
+    """The first one may find peers that have never drafted."""
+    probes = Probes(0.01)
+    steps_until_due(probes)
+    probes.settle(100.0, is_answered=True)
+    assert steps_until_due(probes) == pytest.approx(450, abs=2)
 
 
 def test_it_waits_until_it_can_show_something() -> None:
