@@ -97,6 +97,7 @@ async def run(configuration: Configuration, fleet: Fleet, socket_dir: Path, case
                 coordinate(
                     socket_dir, [addresses[name] for name in configuration.verifiers], [addresses[name] for name in configuration.drafters],
                     speculation=dict(configuration.speculation), max_outstanding_rounds=configuration.max_outstanding_rounds,
+                    **configuration.coordinator,
                 )
             )  # fmt: skip
             half = sum(len(expected[index].token_ids) for index in group) // 2

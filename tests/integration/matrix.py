@@ -52,7 +52,7 @@ class Configuration:
     Args:
         name: in reports.
         verifiers, drafters: names in the fleet; drafter `garbage` is one in this process.
-        speculation: of the coordinator.
+        speculation, coordinator: its speculative configuration, and other fields of the coordinator's.
         kill: a service of the fleet that gets SIGKILL once half of the tokens have come.
         waves: how many requests start together; the next ones follow when these have some tokens. Empty: all at once.
         max_outstanding_rounds: W.
@@ -69,6 +69,7 @@ class Configuration:
     max_outstanding_rounds: int = 2
     preempts: bool = False
     accepts: bool = True
+    coordinator: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -132,6 +133,8 @@ def head_method(head: Path) -> str:
 
 
 _ADAPTIVE = {"enable_adaptive_verification": True}
+_MANY_PROBES = {"adaptive_probe_share": 0.1}
+"""The most that there may be, so that there are drafts, and trims, even where none pays."""
 
 
 def full_matrix(head: str = "eagle3") -> list[Configuration]:
@@ -156,10 +159,10 @@ def full_matrix(head: str = "eagle3") -> list[Configuration]:
         Configuration(f"{head} K=5", drafters=(head,), speculation=_k(5)),
         Configuration(f"{head} K=5, one by one", drafters=(head,), speculation=_k(5), waves=(1,)),
         Configuration(f"{both} K=5", drafters=(both,), speculation=_k(5)),
-        Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation=_k(5) | _ADAPTIVE),
-        Configuration("adaptive, draft_model K=8", drafters=("noisy",), speculation=_k(8) | _ADAPTIVE),
-        Configuration(f"adaptive, {head} K=5", drafters=(head,), speculation=_k(5) | _ADAPTIVE),
-        Configuration(f"adaptive, {both} K=5", drafters=(both,), speculation=_k(5) | _ADAPTIVE),
+        Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation=_k(5) | _ADAPTIVE, coordinator=_MANY_PROBES),
+        Configuration("adaptive, draft_model K=8", drafters=("noisy",), speculation=_k(8) | _ADAPTIVE, coordinator=_MANY_PROBES),
+        Configuration(f"adaptive, {head} K=5", drafters=(head,), speculation=_k(5) | _ADAPTIVE, coordinator=_MANY_PROBES),
+        Configuration(f"adaptive, {both} K=5", drafters=(both,), speculation=_k(5) | _ADAPTIVE, coordinator=_MANY_PROBES),
         crossing_zero("noisy", (3, 3, 6), 8),
         crossing_zero(head, (3, 3, 6), 5, f"schedule crossing K=0, {head}"),
         Configuration("garbage drafter K=5", drafters=("garbage",), speculation=_k(5), accepts=False),
