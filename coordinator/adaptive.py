@@ -16,7 +16,7 @@ from specwire.policy.budget import Ints
 from specwire.policy.cost import StepCost, StepShape
 from specwire.policy.curves import VerifyCurve
 from specwire.policy.grades import NUM_GRADES
-from specwire.policy.probes import num_probed_rows
+from specwire.policy.probes import PLAIN_STEPS, num_probed_rows
 from specwire.policy.step_plan import ProbeRoom
 
 from .calibration import Calibration
@@ -94,7 +94,7 @@ class LanePolicy:
         room = ProbeRoom(
             partial(_wait_ms, links, num_drafting),
             lambda: any(sequence.draft_slot.is_in_step for sequence in decodes if sequence.draft_slot),
-            lambda: _is_ending(decodes),
+            lambda: _is_ending(decodes, PLAIN_STEPS),
         )
         request = self.policy.choose_request(step, shape, num_sampling, most, lambda: _count_grades(decodes), room)
         self._note_fallback(request.fallback)
@@ -207,10 +207,10 @@ def _is_no_time_to_draft(lane: "Lane", decodes: "list[Sequence]", chunks: "Chunk
     return not lane.is_lockstep and _is_ending(decodes)
 
 
-def _is_ending(sequences: "list[Sequence]") -> bool:
-    """Whether they have few tokens left, as far as some of them show."""
+def _is_ending(sequences: "list[Sequence]", num_steps: int = 0) -> bool:
+    """Whether they will have few tokens left after so many steps without drafts, as far as some of them show."""
     stride = -(-len(sequences) // _NUM_LOOKED_AT)
-    return max([one.max_len - len(one.token_ids) for one in (*sequences[::stride], sequences[-1])]) < _FEW_LEFT
+    return max([one.max_len - len(one.token_ids) for one in (*sequences[::stride], sequences[-1])]) < _FEW_LEFT + num_steps
 
 
 def _wait_ms(links: "list[DraftLink]", num_drafting: Rows[int], num_drafts: int, num_sequences: int) -> float:

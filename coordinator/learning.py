@@ -93,7 +93,7 @@ class Learner:
         if choice.is_observed and (kept := choice.kept) is not None:
             rows = _rows_of_round(round_, choice.rows)
             once_sent(lambda: self._observe_drafts(choice, kept, rows, result, clock_ms))
-        is_timed = timing.received_ns > 0 and _was_computed(choice, result) and self._is_timed(choice)
+        is_timed = timing.received_ns > 0 and _was_computed(choice, round_, result) and self._is_timed(choice)
         measured = _measure(choice, round_, timing, started_ns, now_ns) if is_timed else None
         if is_lone:
             self._probe = _LoneProbe(choice, round_, measured, self.cost.clock.elapsed_ms, is_clocked)
@@ -233,9 +233,10 @@ def _kind_of(choice: Choice) -> StepKind:
     return StepKind.RUN_AHEAD
 
 
-def _was_computed(choice: Choice, result: VerifyResult) -> bool:
-    """Whether the verifier has computed all tokens that the step is priced by: what the prefix cache has of a chunk takes no time."""
-    return choice.shape.longest_row == 1 or result.num_padded_tokens >= choice.shape.num_tokens + choice.budget
+def _was_computed(choice: Choice, round_: "Round", result: VerifyResult) -> bool:
+    """Whether the verifier has computed all tokens that the step is priced by: what the prefix cache has of a chunk takes no time. False, too, of
+    chunks at a verifier that does not tell."""
+    return choice.shape.longest_row == 1 or result.num_padded_tokens >= _as_sent(choice.shape, round_).num_tokens + choice.budget
 
 
 def _measure(choice: Choice, round_: "Round", timing: RoundTiming, started_ns: int, now_ns: int) -> StepMs:

@@ -29,8 +29,8 @@ _NEAR_STEPS = 16
 _MAX_SURCHARGE = 8.0
 _SURCHARGE_BLEND = 0.5
 _SURPRISE = 2.0
-"""Times as dear as the last ones were that a probe counts for at most, and twice that for the credit: the first one may find peers that have never
-drafted, and one hiccup must not end all probes."""
+"""Times as dear as the last ones were that the next ones are expected to be at most: the first one may find peers that have never drafted, and one
+hiccup must not end all probes."""
 MIN_PROBE_LOSS = 0.2
 """Share of a step that a probe is taken to cost at least: even one that seems to cost nothing must not be every other step."""
 _MIN_LOST = 0.2
@@ -46,7 +46,8 @@ PLAIN_STEPS = 3
 SPELL_STEPS = 64
 """Steps between two spells, even where nothing is known, but for the first ones since drafting began."""
 _FIRST_SPELL_STEPS = 24
-"""Steps before the first of these; twice as many before each later one. What steps without drafts took just before says little of them."""
+"""Steps before the first of these (none on a lane that has never run ahead), twice as many before each later one. What steps without drafts took
+just before says little of them."""
 _STRIDE = 16
 _MIN_ROWS = 4
 
@@ -107,11 +108,10 @@ class Probes:
         self._is_answered = is_answered
         if not self._expected_ms:
             return
-        most_times = min(_SURPRISE * self._surcharge, _MAX_SURCHARGE)
-        lost_ms = min(max(lost_ms, _MIN_LOST * self._expected_ms), _SURPRISE * most_times * self._expected_ms)
+        lost_ms = max(lost_ms, _MIN_LOST * self._expected_ms)
         self._credit_ms += self._taken_ms - lost_ms
         if is_answered:
-            times = min(max(lost_ms / self._expected_ms, 1.0), most_times)
+            times = min(max(lost_ms / self._expected_ms, 1.0), _SURPRISE * self._surcharge, _MAX_SURCHARGE)
             self._surcharge += _SURCHARGE_BLEND * (times - self._surcharge)
         self._taken_ms = 0.0
 
@@ -163,7 +163,7 @@ class PlainSpells:
             return False
         self._credit_ms = max(0.0, self._credit_ms - loss_ms)
         self._num_left, self._num_since = PLAIN_STEPS - 1, 0
-        self._gap = min(2 * self._gap, SPELL_STEPS)
+        self._gap = min(2 * self._gap, SPELL_STEPS) if is_in_doubt else self._gap
         return True
 
 

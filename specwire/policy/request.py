@@ -219,7 +219,7 @@ class RequestPlanner:
 
     def _is_in_doubt(self, found: Candidates, chosen: int, shape: StepShape) -> bool:
         """Whether drafting may seem to pay only because the price of a step without drafts is not known well."""
-        spread = self._cost.verify.correction.spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
+        spread = self._cost.verify.correction_of(shape.longest_row).spread(shape.num_tokens, shape.num_tokens + int(found.budgets[chosen]))
         deviation = math.hypot(spread, self._cost.clock.run_ahead.deviation(shape.num_tokens))
         rates = found.tokens / found.times_ms
         # Not by logarithms: beside chunks, drafting that lost lately may be taken to bring less than no token, and still be the cheaper step.

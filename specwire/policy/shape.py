@@ -60,7 +60,9 @@ class ShapeCorrection:
         """One round of so many tokens: what the table says, without factors, and what was measured. Nothing where either is not a positive finite
         number.
 
-        deviation: by which the measurement's logarithm may be off at least, where more is known of it than of others.
+        Args:
+            deviation: standard deviation of the measurement's logarithm at least; such a one says nothing of the noise of others. 0: as noisy as
+                they are.
         """
         if not (0.0 < table_ms < math.inf and 0.0 < measured_ms < math.inf):
             return
@@ -73,9 +75,9 @@ class ShapeCorrection:
         variance = float((1.0 - weight) * with_size[knot] + weight * with_size[knot + 1])
         gain = with_size / (variance + max(self._noise, deviation**2))
         # By how surprises of about one size differ: what they share is still to be learned, and no noise.
-        if knot == self._last[0]:
+        if knot == self._last[0] and not deviation:
             self._noise = max(_LEAST_NOISE, self._noise + _NOISE_RATE * ((surprise - self._last[1]) ** 2 / 2 - self._noise))
-        self._last = knot, surprise
+        self._last = -1 if deviation else knot, surprise
         self._logs += gain * surprise
         np.minimum(self._logs, _LIMIT, out=self._logs)
         np.maximum(self._logs, -_LIMIT, out=self._logs)

@@ -15,6 +15,15 @@ def by_rows_and_tokens(num_rows: int, num_tokens: int) -> float:
     return 3.5 + 0.03 * num_rows + 0.012 * num_tokens * num_rows / 256
 
 
+def test_a_lone_probe_counts_with_what_follows_its_commit() -> None:
+    """Rounds of 128 rows, behind whose commit each step in lockstep takes more than half of what its parts take."""
+    policy = VirtualLane(Costs(VERIFY, DRAFT, by_rows_and_tokens), 128, None).throughput(800, 100)[1]
+    assert policy is not None
+    counters = policy.policy.counters
+    assert sum(counters.requested[1:]) <= 2 * counters.num_probes, "hardly any other step drafts"
+    assert policy.cost.clock.lockstep.at(128) > 1.2
+
+
 @pytest.mark.parametrize(
     ("num_sequences", "overhead", "num_settle", "num_tokens"),
     [

@@ -53,7 +53,7 @@ def test_one_that_takes_very_long_does_not_end_all_others() -> None:
     probes = Probes(0.01)
     steps_until_due(probes)
     probes.settle(100.0, is_answered=True)
-    assert steps_until_due(probes) == pytest.approx(450, abs=2)
+    assert steps_until_due(probes) < 1000, "the debt has a bound, and the next one is expected to cost one and a half times the table's loss"
 
 
 def test_it_waits_until_it_can_show_something() -> None:
@@ -104,6 +104,17 @@ def test_without_a_share_there_are_none() -> None:
     probes = Probes(0.0)
     probes.observe(is_promising=True)
     assert not any(probes.is_due(1.0, 0.1) for _ in range(1000))
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_probes_that_always_take_longer_than_tables_say_come_less_often(is_answered: bool) -> None:
+    probes, time_ms, lost_ms = Probes(0.01), 0.0, 0.0
+    for _ in range(20_000):
+        time_ms += 10.0
+        if probes.is_due(10.0, 2.0, 20.0):
+            lost_ms += 50.0
+            probes.settle(50.0, is_answered=is_answered)
+    assert 0 < lost_ms <= 0.015 * time_ms
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 20), st.floats(0.1, 5), st.booleans()), min_size=1, max_size=300), st.floats(0.001, 0.05))
