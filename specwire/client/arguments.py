@@ -46,7 +46,7 @@ def make_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> Sa
     for name in changes:
         if name not in _NAMES:
             nearest = difflib.get_close_matches(name, _NAMES, 1, cutoff=0.5)
-            remedy = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(_NAMES)}"
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"remove it, known are {', '.join(_NAMES)}"
             raise InvalidArgumentError(f"unknown sampling parameter {name}; {remedy}")
     values = {name: _plain(name, value) for name, value in changes.items()}
     return SamplingParams(**values) if params is None else params.replace(**values)

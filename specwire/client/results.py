@@ -69,7 +69,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """All choices for a prompt. The attributes of a choice can be read from the result itself if there is only one."""
+    """All choices for a prompt. If there is only one, its text, token_ids, finish_reason, usage and spec can be read from the result itself."""
 
     prompt_token_ids: list[int]
     choices: list[Choice]

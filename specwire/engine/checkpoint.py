@@ -54,12 +54,12 @@ def resolve_model(name: str, *, with_weights: bool = True, is_head: bool = False
         return path
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise InvalidArgumentError(f"the model file {path} does not exist")
+            raise InvalidArgumentError(f"the model file {path} does not exist; give a .gguf file, a Hugging Face folder or a hub id")
         return converted_gguf(path)
     if path.exists():
-        raise InvalidArgumentError(f"{path} is neither a folder nor a .gguf file")
+        raise InvalidArgumentError(f"{path} is neither a folder nor a .gguf file; give one of these or a hub id")
     if not _HUB_ID.fullmatch(name):
-        raise InvalidArgumentError(f"the model {name!r} is no existing folder or .gguf file, and no hub id (owner/name)")
+        raise InvalidArgumentError(f"the model {name!r} is no existing folder or .gguf file, and no hub id (owner/name); give one of these")
     return _from_hub(name, [*_HUB_FILES, *(_HUB_WEIGHTS if with_weights else ()), *(_HUB_HEAD if is_head else ())])
 
 

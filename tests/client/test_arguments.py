@@ -49,7 +49,7 @@ def test_names_change_given_parameters() -> None:
         ({"max_new_tokens": 1}, "unknown sampling parameter max_new_tokens; did you mean max_tokens?"),
         ({"bad_words": ["x"]}, "did you mean bad_words_token_ids?"),
         ({"stops": ["x"]}, "did you mean stop?"),
-        ({"qqqqq": 1}, "unknown sampling parameter qqqqq; known are n, max_tokens, min_tokens,"),
+        ({"qqqqq": 1}, "unknown sampling parameter qqqqq; remove it, known are n, max_tokens, min_tokens,"),
         ({"top_p": 0}, "top_p is 0"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"stop": 5}, "stop is 5, but must be a list of strings that are not empty"),

@@ -18,7 +18,7 @@ from tests.engine.sampling import reference
 VOCAB = 5
 NUM_TOKENS = 3
 NUM_DRAFTS = 3
-NUM_DRAWS = 50_000  # a token whose probability is off by 0.01 is four standard deviations off
+NUM_DRAWS = 100_000  # a token whose probability is off by 0.01 is six standard deviations off
 START = 2  # last token of the prompt
 TARGET = 0.6 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))  # logits of the next token, by the last
 DRAFT = TARGET + 0.4 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))  # the drafter's
