@@ -234,8 +234,10 @@ def check(outcome: Outcome) -> None:
     assert not wrong, f"{configuration.name}: {len(wrong)} texts differ, the first in {wrong[0]}"
     assert outcome.num_tokens > 0, f"{configuration.name} compared nothing"
     if configuration.drafters:
-        assert spec.num_draft_tokens > 0, f"{configuration.name} drafted nothing"
-        assert spec.num_accepted_tokens > 0 or not configuration.accepts, f"{configuration.name}: none of {spec.num_draft_tokens} drafts was accepted"
+        assert spec.num_draft_tokens > 0 or not configuration.drafts, f"{configuration.name} drafted nothing"
+        assert spec.num_accepted_tokens > 0 or not (configuration.accepts and spec.num_draft_tokens), (
+            f"{configuration.name}: none of {spec.num_draft_tokens} drafts was accepted"
+        )
     else:
         assert spec.num_draft_tokens == 0, f"{configuration.name} has no drafter, but {spec.num_draft_tokens} drafts"
     if configuration.preempts:
