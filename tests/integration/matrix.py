@@ -162,7 +162,7 @@ def full_matrix(head: str = "eagle3") -> list[Configuration]:
         Configuration(f"{head} K=5, one by one", drafters=(head,), speculation=_k(5), waves=(1,)),
         Configuration(f"{both} K=5", drafters=(both,), speculation=_k(5)),
         Configuration("adaptive, ngram K=5", drafters=("ngram",), speculation=_k(5) | _ADAPTIVE, coordinator=_MANY_PROBES),
-        # A draft model as large as the target really pays on none.
+        # A draft model as large as the target hardly ever pays.
         Configuration(
             "adaptive, draft_model K=8",
             drafters=("noisy",),
